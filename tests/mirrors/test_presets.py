@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles import model
-from envcheck.mirrors.profiles.load import LAYOUTS, Preset, PresetEntry, load, parse_presets, preset_profile, presets
+from envcheck.mirrors.profiles.load import (
+    Kind,
+    Preset,
+    PresetEntry,
+    load,
+    parse_presets,
+    preset_profile,
+    presets,
+    validate,
+)
 from envcheck.mirrors.profiles.model import Conda, Index, Profile
-from envcheck.mirrors.profiles.validate import validate
 from tests.tables import each
 
 NAMES = ("tuna", "ustc", "sjtu", "aliyun", "tencent", "huawei", "nju", "hf-mirror", "modelscope")
@@ -42,8 +50,8 @@ def test_every_address_has_its_source_and_what_its_kind_may_have(name: str) -> N
         assert entry.url.startswith("https://") == (entry.kind not in {"registry", "modelscope"})
         assert not entry.url.endswith("/")
         assert entry.last_verified is None or entry.last_verified <= dt.datetime.now(tz=dt.timezone.utc).date()
-        assert entry.layout in {None, "simple", "find-links"} if entry.kind in {"pypi", "pytorch"} else not entry.layout
-        assert (entry.upstream is not None) == (entry.kind == "registry")
+        assert entry.layout == "simple" or entry.kind in {"pypi", "pytorch"}
+        assert entry.upstream == "docker.io" or entry.kind == "registry"
         assert not entry.channels or entry.kind == "conda"
 
 
@@ -79,8 +87,8 @@ def test_a_wrong_preset_is_named_with_its_key_and_line(change: tuple[str, str], 
 
 def test_every_kind_and_both_layouts_of_torch_are_among_them() -> None:
     entries = [entry for preset in presets().values() for entry in preset.entries]
-    assert {entry.kind for entry in entries} == set(LAYOUTS)
-    assert {entry.layout or "simple" for entry in entries if entry.kind == "pytorch"} == {"simple", "find-links"}
+    assert {entry.kind for entry in entries} == set(get_args(Kind))
+    assert {entry.layout for entry in entries if entry.kind == "pytorch"} == {"simple", "find-links"}
 
 
 def test_each_kind_of_entry_becomes_its_part_of_the_profile() -> None:
@@ -95,7 +103,7 @@ def test_each_kind_of_entry_becomes_its_part_of_the_profile() -> None:
         {"kind": "modelscope", "url": "ms.example"},
     ]
     entries = [PresetEntry(source="s", last_verified=None, **entry) for entry in fields]
-    assert {entry.kind for entry in entries} == set(LAYOUTS)
+    assert {entry.kind for entry in entries} == set(get_args(Kind))
     profile = preset_profile("x", Preset(title="t", region="cn", entries=entries))
     assert profile.pypi == [Index(url="https://a.example/simple")]
     assert profile.pytorch == [Index(url="https://a.example/{variant}", kind="find-links")]

@@ -1,6 +1,7 @@
 """Load a profile by name (a preset, `host`, `user`, `none`) or from a YAML file. Only this module reads that YAML.
 
-The presets are in presets.yaml; `docs/adding-a-mirror.md` says what one holds.
+The presets are in presets.yaml; `docs/adding-a-mirror.md` says what one holds. A value that is malformed or may be a
+secret is refused with file, line and key; a secret is not repeated.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import datetime as dt
 import difflib
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import msgspec
 import yaml
@@ -20,23 +21,26 @@ import yaml
 from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.host_config import host_profile
-from envcheck.mirrors.profiles.model import Conda, Credential, HuggingFace, Index, Profile, redacted
-from envcheck.mirrors.profiles.validate import LocateKey, check_files, refuse_userinfo, validate
+from envcheck.mirrors.profiles.model import (
+    CLIENT_DEFAULT,
+    Conda,
+    Credential,
+    HuggingFace,
+    Index,
+    Profile,
+    has_userinfo,
+    redacted,
+    without_query,
+)
 
 Kind = Literal["pypi", "pytorch", "hf", "apt", "conda", "npm", "registry", "modelscope"]
-Layout = Literal["simple", "find-links", "endpoint", "archive", "anaconda", "npm", "registry"]
-# The layout at the URL of a kind, unless the preset names another one.
-LAYOUTS: Final[Mapping[Kind, Layout]] = {
-    "pypi": "simple",
-    "pytorch": "simple",
-    "hf": "endpoint",
-    "modelscope": "endpoint",
-    "apt": "archive",
-    "conda": "anaconda",
-    "npm": "npm",
-    "registry": "registry",
-}
-_CONDA_DEFAULTS: Final = ("main", "r", "msys2")
+# Names that are not presets: the clients' defaults, this machine's configuration, the choice of `envcheck mirror use`.
+BUILT_IN_NAMES: Final = ("none", "host", "user")
+# What `--mirror` of build and fetch takes too: a choice by a probe, not a profile.
+AUTO: Final = "auto"
+# Returns the file, the line and the key that a key path ("$.pypi[0].url") is at.
+LocateKey = Callable[[str], str]
+T = TypeVar("T")
 
 
 class PresetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,9 +53,9 @@ class PresetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     url: str
     source: str
     last_verified: dt.date | None
-    layout: Layout | None = None
+    layout: Literal["simple", "find-links"] = "simple"
     lacks: list[str] = []
-    upstream: str | None = None
+    upstream: str = "docker.io"
     channels: list[str] = []
 
 
@@ -66,105 +70,28 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def preset_profile(name: str, preset: Preset) -> Profile:
     """Return the profile of a preset."""
-    by_kind = {kind: [entry for entry in preset.entries if entry.kind == kind] for kind in LAYOUTS}
+    of = {kind: [entry for entry in preset.entries if entry.kind == kind] for kind in get_args(Kind)}
+    first = {kind: next((entry.url for entry in entries), None) for kind, entries in of.items()}
+    registries: dict[str, list[str]] = {}
+    for entry in of["registry"]:
+        registries.setdefault(entry.upstream, []).append(entry.url)
+    conda = first["conda"]
     return Profile(
         name=name,
-        pypi=_indexes(by_kind["pypi"]),
-        pytorch=_indexes(by_kind["pytorch"]),
-        hf=HuggingFace(endpoint=_first(by_kind["hf"])),
-        apt=[entry.url for entry in by_kind["apt"]],
-        conda=_conda(by_kind["conda"]),
-        npm=_first(by_kind["npm"]),
-        registries=_registries(by_kind["registry"]),
-        modelscope=_first(by_kind["modelscope"]),
+        pypi=[Index(url=entry.url, kind=entry.layout) for entry in of["pypi"]],
+        pytorch=[Index(url=entry.url, kind=entry.layout) for entry in of["pytorch"]],
+        hf=HuggingFace(endpoint=first["hf"]),
+        apt=[entry.url for entry in of["apt"]],
+        conda=Conda(
+            default_channels=[f"{conda}/pkgs/{channel}" for channel in ("main", "r", "msys2")],
+            custom_channels=dict.fromkeys(of["conda"][0].channels, f"{conda}/cloud"),
+        )
+        if conda
+        else Conda(),
+        npm=first["npm"],
+        registries=registries,
+        modelscope=first["modelscope"],
     )
-
-
-def _indexes(entries: Iterable[PresetEntry]) -> list[Index]:
-    return [Index(url=e.url, kind="find-links" if e.layout == "find-links" else "simple") for e in entries]
-
-
-def _first(entries: Iterable[PresetEntry]) -> str | None:
-    return next((entry.url for entry in entries), None)
-
-
-def _conda(entries: list[PresetEntry]) -> Conda:
-    if not entries:
-        return Conda()
-    first = entries[0]
-    return Conda(
-        default_channels=[f"{first.url}/pkgs/{channel}" for channel in _CONDA_DEFAULTS],
-        custom_channels=dict.fromkeys(first.channels, f"{first.url}/cloud"),
-    )
-
-
-def _registries(entries: Iterable[PresetEntry]) -> dict[str, list[str]]:
-    mirrors: dict[str, list[str]] = {}
-    for entry in entries:
-        mirrors.setdefault(entry.upstream or "docker.io", []).append(entry.url)
-    return mirrors
-
-
-# Names that are not presets: the clients' defaults, this machine's configuration, the choice of `envcheck mirror use`.
-BUILT_IN_NAMES: Final = ("none", "host", "user")
-# What `--mirror` of build and fetch takes too: a choice by a probe, not a profile.
-AUTO: Final = "auto"
-_DEEPEST: Final = 32
-# The parts of a profile and of a preset that are mappings of known keys.
-_PARTS: Final[Mapping[str, type[msgspec.Struct]]] = {
-    "hf": HuggingFace,
-    "conda": Conda,
-    "pypi": Index,
-    "pytorch": Index,
-    "entries": PresetEntry,
-}
-_TEXT_TAG: Final = "tag:yaml.org,2002:str"
-# A quoted part of YAML's problem that is no content of the file: a sign, an escape, a token such as <stream end>.
-_YAML_SIGN: Final = r"""'(?:.|\\.|<[a-z ]+>)'|"'\""""
-T = TypeVar("T")
-
-
-def load(name: str | Path) -> Profile:
-    """Return the profile called `name`, or the one in that YAML file. Paths in the file are relative to it."""
-    plain = model.plain_profile(str(name))
-    if plain is not None:
-        return plain
-    if str(name) == "user":
-        return _load_user_choice()
-    if str(name) == "host":
-        return check_files(host_profile(), lambda key_path: f"this machine's configuration: {key_path[2:]}")
-    if str(name) in presets():
-        return preset_profile(str(name), presets()[str(name)])
-    path = Path(name)
-    if "://" in str(name) and not path.is_file():
-        message = f"{redacted(str(name))!r} is a URL, not a mirror profile"
-        fix = "write the URL to a YAML file under `pypi:`, `pytorch:` or `hf:`, and pass the file's path"
-        raise ConfigError(message, fix=fix)
-    if str(name) == AUTO:
-        message = "auto is a choice among mirrors, only for build and fetch"
-        raise ConfigError(message, fix="name a profile; `envcheck mirror probe` without --mirror compares all of them")
-    if path.is_dir():
-        message = f"{redacted(str(name))} is a directory, not a mirror profile"
-        raise ConfigError(message, fix="pass a profile's YAML file; it names a directory of wheels under `pypi:`")
-    if not path.is_file():
-        raise _unknown_profile(str(name))
-    return parse(path.read_bytes(), path)
-
-
-def _unknown_profile(name: str) -> ConfigError:
-    near = difflib.get_close_matches(name, [*BUILT_IN_NAMES, *presets()], n=3, cutoff=0.5)
-    fix = "pass none, host, user, a name from `envcheck mirror list`, a YAML file, or auto (build and fetch)"
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else fix
-    return ConfigError(f"no mirror profile {redacted(name)!r}", fix=hint)
-
-
-def _load_user_choice() -> Profile:
-    name = model.read_choice() or "none"
-    try:
-        return load(name)
-    except ConfigError as error:
-        fix = f"correct it, or remove the choice with `envcheck mirror use none` ({model.choice_path()})"
-        raise ConfigError(error.message, fix=fix) from error
 
 
 @functools.cache
@@ -181,6 +108,49 @@ def parse_presets(data: bytes, path: Path) -> dict[str, Preset]:
     return {str(name): _convert(preset, Preset, locate, f"$.{name}", fix) for name, preset in value.items()}
 
 
+def load(name: str | Path) -> Profile:
+    """Return the profile called `name`, or the one in that YAML file. Paths in the file are relative to it."""
+    name = str(name)
+    plain = model.plain_profile(name)
+    if plain is not None:
+        return plain
+    if name == "user":
+        return _load_user_choice()
+    if name == "host":
+        return _check_files(host_profile(), lambda key_path: f"this machine's configuration: {key_path[2:]}")
+    if name in presets():
+        return preset_profile(name, presets()[name])
+    if not Path(name).is_file():
+        raise _unknown_profile(name)
+    return parse(Path(name).read_bytes(), Path(name))
+
+
+def _unknown_profile(name: str) -> ConfigError:
+    shown = redacted(name)
+    if "://" in name:
+        fix = "write the URL to a YAML file under `pypi:`, `pytorch:` or `hf:`, and pass the file's path"
+        return ConfigError(f"{shown!r} is a URL, not a mirror profile", fix=fix)
+    if name == AUTO:
+        fix = "name a profile; `envcheck mirror probe` without --mirror compares all of them"
+        return ConfigError("auto is a choice among mirrors, only for build and fetch", fix=fix)
+    if Path(name).is_dir():
+        fix = "pass a profile's YAML file; it names a directory of wheels under `pypi:`"
+        return ConfigError(f"{shown} is a directory, not a mirror profile", fix=fix)
+    near = difflib.get_close_matches(name, [*BUILT_IN_NAMES, *presets()], n=3, cutoff=0.5)
+    fix = "pass none, host, user, a name from `envcheck mirror list`, a YAML file, or auto (build and fetch)"
+    return ConfigError(
+        f"no mirror profile {shown!r}", fix=f"did you mean {' or '.join(map(repr, near))}?" if near else fix
+    )
+
+
+def _load_user_choice() -> Profile:
+    try:
+        return load(model.read_choice() or "none")
+    except ConfigError as error:
+        fix = f"correct it, or remove the choice with `envcheck mirror use none` ({model.choice_path()})"
+        raise ConfigError(error.message, fix=fix) from error
+
+
 def parse(data: bytes, path: Path) -> Profile:
     """Return the profile in YAML `data`. Raise ConfigError that names the key path and the line."""
     value, locate = _read_mapping(data, path, "a mirror profile")
@@ -188,10 +158,35 @@ def parse(data: bytes, path: Path) -> Profile:
     fix = "docs/mirrors.md has an example"
     for key_path, item, kind in _mapped_items(value):
         _convert(item, kind, locate, key_path, fix)
-    profile = _convert(value, Profile, locate, "$", fix)
-    profile = check_files(validate(_with_absolute_paths(profile, path), locate), locate)
+    profile = _with_absolute_paths(_convert(value, Profile, locate, "$", fix), path)
+    profile = _check_files(validate(profile, locate), locate)
     hosts = {host.lower(): secret for host, secret in profile.credentials.items()}
     return msgspec.structs.replace(profile, credentials=hosts)
+
+
+def _with_absolute_paths(profile: Profile, path: Path) -> Profile:
+    def absolute(value: str | None) -> str | None:
+        if value is None:
+            return None
+        # A ~user that this machine lacks stays as it is; the check of the files names it.
+        with contextlib.suppress(RuntimeError):
+            value = str(Path(value).expanduser())
+        return str((path.parent / value).absolute())
+
+    credentials = {
+        host: msgspec.structs.replace(
+            secret, password_file=absolute(secret.password_file), token_file=absolute(secret.token_file)
+        )
+        for host, secret in profile.credentials.items()
+    }
+    ca, netrc = absolute(profile.ca), absolute(profile.netrc)
+    return msgspec.structs.replace(profile, ca=ca, netrc=netrc, credentials=credentials)
+
+
+_DEEPEST: Final = 32
+_TEXT_TAG: Final = "tag:yaml.org,2002:str"
+# A quoted part of YAML's problem that is no content of the file: a sign, an escape, a token such as <stream end>.
+_YAML_SIGN: Final = r"""'(?:.|\\.|<[a-z ]+>)'|"'\""""
 
 
 def _read_mapping(data: bytes, path: Path, kind: str) -> tuple[dict[Any, Any], LocateKey]:
@@ -203,10 +198,23 @@ def _read_mapping(data: bytes, path: Path, kind: str) -> tuple[dict[Any, Any], L
     lines = _lines(node)
 
     def locate(key_path: str) -> str:
-        return _location(key_path, lines, path)
+        name = _printable(redacted(key_path.removeprefix("$").removeprefix(".")))
+        return f"{path}:{lines.get(key_path, 1)}: {name or 'profile'}"
 
-    refuse_userinfo(value, locate)
+    for key_path, text in _texts(value):
+        if has_userinfo(text):
+            message = f"{locate(key_path)}: a user or password in {redacted(text)}"
+            raise ConfigError(message, fix="move it to a netrc file, and name the file under `netrc:`")
     return value, locate
+
+
+def _texts(value: Any, key_path: str = "$") -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield key_path, value
+    items = {f".{key}": item for key, item in value.items()} if isinstance(value, dict) else {}
+    items |= {f"[{number}]": item for number, item in enumerate(value)} if isinstance(value, list) else {}
+    for step, item in items.items():
+        yield from _texts(item, f"{key_path}{step}")
 
 
 def _read_yaml(data: bytes, path: Path) -> tuple[yaml.Node | None, Any]:
@@ -257,10 +265,10 @@ def _check_keys(node: yaml.Node | None, path: Path, name: str = "") -> None:
                 message = f"{path}:{line}: {name or 'profile'}: a key that is not text"
                 raise ConfigError(message, fix="quote the key, or correct it")
             key_path = _printable(redacted(f"{name}.{key.value}".lstrip(".")))
-            if str(key.value) in first_lines:
-                message = f"{path}:{line}: {key_path}: duplicate key, first in line {first_lines[str(key.value)]}"
+            if key.value in first_lines:
+                message = f"{path}:{line}: {key_path}: duplicate key, first in line {first_lines[key.value]}"
                 raise ConfigError(message, fix="join the two, or remove one")
-            first_lines[str(key.value)] = line
+            first_lines[key.value] = line
             _check_keys(value, path, key_path)
     if isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):
@@ -269,22 +277,14 @@ def _check_keys(node: yaml.Node | None, path: Path, name: str = "") -> None:
 
 def _lines(node: yaml.Node | None, key_path: str = "$") -> dict[str, int]:
     """Map each key path ("$.pypi[0].url") to its line, counted from 1."""
-    if node is None:
-        return {}
-    lines = {key_path: node.start_mark.line + 1}
+    lines = {key_path: node.start_mark.line + 1} if node else {}
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            lines |= _lines(value, f"{key_path}.{key.value}")
-            lines[f"{key_path}.{key.value}"] = key.start_mark.line + 1
+            lines |= {**_lines(value, f"{key_path}.{key.value}"), f"{key_path}.{key.value}": key.start_mark.line + 1}
     if isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):
             lines |= _lines(value, f"{key_path}[{number}]")
     return lines
-
-
-def _location(key_path: str, lines: dict[str, int], path: Path) -> str:
-    name = _printable(redacted(key_path.removeprefix("$").removeprefix(".")))
-    return f"{path}:{lines.get(key_path, 1)}: {name or 'profile'}"
 
 
 def _printable(text: str) -> str:
@@ -301,13 +301,16 @@ def _mapped_items(value: dict[Any, Any]) -> Iterator[tuple[str, Any, Any]]:
             yield from ((f"$.{name}.{key}", item, kind) for key, item in mapping.items())
 
 
+# The parts of a profile and of a preset that are mappings of known keys.
+_PARTS: Final = {"hf": HuggingFace, "conda": Conda, "pypi": Index, "pytorch": Index, "entries": PresetEntry}
+
+
 def _convert(value: Any, kind: type[T], locate: LocateKey, root: str, fix: str) -> T:
     """Return the value as this type. Raise ConfigError with file, line and key; `root` is the value's key path."""
     fields = getattr(kind, "__struct_fields__", ())
-    if fields and isinstance(value, dict):
-        for key in value:
-            if isinstance(key, str) and key not in fields:
-                raise _unknown_key(root, key, kind, locate)
+    for key in value if fields and isinstance(value, dict) else ():
+        if key not in fields:
+            raise _unknown_key(root, key, kind, locate)
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -319,18 +322,16 @@ def _error_with_line(error: msgspec.ValidationError, kind: Any, locate: LocateKe
     # about the value itself and quotes no key: `_convert` has refused the value's own unknown keys.
     problem, _, inner = _printable(str(error)).rpartition(" - at `$")
     problem, inner = (problem, inner.rstrip("`")) if problem else (inner, "")
-    key_path = root + inner
-    if key_path == "$.hf.token":
+    if root + inner == "$.hf.token":
         fix = "write never or allow; keep the token itself in HF_TOKEN, or in a file that `credentials:` names"
-        return ConfigError(f"{locate(key_path)}: expected never or allow", fix=fix)
+        return ConfigError(f"{locate('$.hf.token')}: expected never or allow", fix=fix)
     unknown = problem.partition("unknown field `")[2].rstrip("`")
     if unknown:
-        struct = _PARTS.get(re.split(r"[.\[]", f"{inner}.")[1], kind)
-        return _unknown_key(key_path, unknown, struct, locate)
+        part = _PARTS.get(re.split(r"[.\[]", f"{inner}.")[1], kind)
+        return _unknown_key(root + inner, unknown, part, locate)
     problem = problem.replace("`object`", "a mapping").replace("`array`", "a list")  # as YAML calls them
-    return ConfigError(
-        f"{locate(key_path)}: {problem.replace('Object missing required field', 'missing key')}", fix=fix
-    )
+    problem = problem.replace("Object missing required field", "missing key")
+    return ConfigError(f"{locate(root + inner)}: {problem}", fix=fix)
 
 
 def _unknown_key(key_path: str, key: str, kind: Any, locate: LocateKey) -> ConfigError:
@@ -338,21 +339,120 @@ def _unknown_key(key_path: str, key: str, kind: Any, locate: LocateKey) -> Confi
     return ConfigError(f"{locate(f'{key_path}.{key}')}: unknown key", fix=fix)
 
 
-def _with_absolute_paths(profile: Profile, path: Path) -> Profile:
+_WEB: Final = ("https://", "http://")
+_FILES: Final = (*_WEB, "file://", "/")
+# A long name with the prefix of a Hugging Face, npm, GitHub or GitLab token is such a token.
+_ENV_NAME: Final = re.compile(r"(?!(hf|npm|gh[a-z]|glpat)_[A-Za-z0-9]{20})[A-Za-z_][A-Za-z0-9_]{0,63}")
+# Characters with a meaning to a shell, nginx or a systemd unit. A URL can percent-encode them.
+_SHELL: Final = frozenset("`'\"\\$;<>|")
+_HOST: Final = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)(:[0-9]{1,5})?")
+_REGISTRY: Final = re.compile(rf"(https?://)?{_HOST.pattern}(/[a-z0-9._/-]+)?")
+_CHANNEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+# Key path, problem and fix.
+_Problems = Iterator[tuple[str, str, str]]
 
-    def absolute(value: str) -> str:
-        # A ~user that this machine lacks stays as it is; the check of the files names it.
-        with contextlib.suppress(RuntimeError):
-            value = str(Path(value).expanduser())
-        return str((path.parent / value).absolute())
 
-    files = {key: absolute(value) for key in ("ca", "netrc") if (value := getattr(profile, key)) is not None}
-    credentials = {
-        host: msgspec.structs.replace(
-            secret,
-            password_file=absolute(secret.password_file) if secret.password_file else None,
-            token_file=absolute(secret.token_file) if secret.token_file else None,
-        )
-        for host, secret in profile.credentials.items()
-    }
-    return msgspec.structs.replace(profile, **files, credentials=credentials)
+def validate(profile: Profile, locate: LocateKey) -> Profile:
+    """Return the profile. Raise ConfigError, naming the key, for a value that is malformed or may be a secret."""
+    for check in (_url_problems, _name_problems, _credential_problems):
+        for key_path, problem, fix in check(profile):
+            message = f"{locate(key_path)}: {problem}"
+            raise ConfigError(message, fix=fix)
+    return profile
+
+
+def _urls(profile: Profile) -> Iterator[tuple[str, str | None, tuple[str, ...]]]:
+    for key in ("pypi", "pytorch"):
+        yield from ((f"$.{key}[{n}].url", index.url, _FILES) for n, index in enumerate(getattr(profile, key)))
+    hf, conda = profile.hf, profile.conda
+    lists = {"$.apt": profile.apt, "$.hf.fallbacks": hf.fallbacks, "$.conda.default_channels": conda.default_channels}
+    yield from ((f"{key}[{n}]", url, _WEB) for key, urls in lists.items() for n, url in enumerate(urls))
+    single = {"$.hf.endpoint": hf.endpoint, "$.hf.trusted": hf.trusted, "$.npm": profile.npm}
+    single |= {"$.conda.channel_alias": conda.channel_alias}
+    single |= {f"$.conda.custom_channels.{name}": url for name, url in conda.custom_channels.items()}
+    yield from ((key_path, url, _WEB) for key_path, url in single.items())
+
+
+def _url_problems(profile: Profile) -> _Problems:
+    for key_path, url, beginnings in _urls(profile):
+        if url is None or (url == CLIENT_DEFAULT and key_path.endswith(".url")):
+            continue
+        shown = redacted(url)
+        if not url.startswith(beginnings):
+            yield key_path, f"{shown!r} is not a URL", f"begin it with {', '.join(beginnings)}"
+        if any(character.isspace() or not character.isprintable() for character in url):
+            yield key_path, f"a blank in the URL {shown!r}", "write blanks as %20"
+        if _SHELL & set(url):
+            problem = f"a quote, a backtick, a backslash, $, ;, <, > or | in the URL {shown!r}"
+            yield key_path, problem, "write it percent-encoded, a backtick as %60"
+        if without_query(url) != url:
+            fix = "remove the query; move a token to a netrc file, and name it under `netrc:`"
+            yield key_path, f"a query in the URL {shown}", fix
+        for name in re.findall(r"\{([^{}]*)\}", url):
+            if name != "variant" or not key_path.startswith("$.pytorch"):
+                fix = "use {variant}, the only placeholder, in URLs under `pytorch:`"
+                yield key_path, f"unknown placeholder {{{name}}}", fix
+    if profile.hf.fallbacks and profile.hf.endpoint is None:
+        yield "$.hf.fallbacks", "fallbacks without an endpoint", "name the first endpoint under `endpoint:`"
+
+
+def _name_problems(profile: Profile) -> _Problems:
+    if "@" in (profile.registry or ""):
+        fix = "write the registry's name alone, and log the engine in (`docker login`)"
+        yield "$.registry", "a user or password before the registry's name", fix
+    names = [("$.registry", profile.registry), ("$.modelscope", profile.modelscope)]
+    for upstream, mirrors in profile.registries.items():
+        names += [(f"$.registries.{upstream}", upstream if "/" not in upstream else "/")]
+        names += [(f"$.registries.{upstream}[{n}]", mirror) for n, mirror in enumerate(mirrors)]
+    for key_path, name in names:
+        if name is not None and not _REGISTRY.fullmatch(name):
+            shown = key_path.removeprefix("$.registries.") if name == "/" else name
+            fix = "write HOST or HOST:PORT, with http:// before it if it has no TLS"
+            yield key_path, f"{redacted(shown)!r} is not the name of a registry", fix
+    for channel in profile.conda.custom_channels:
+        if not _CHANNEL.fullmatch(channel):
+            problem = f"{redacted(channel)!r} is not the name of a channel"
+            yield "$.conda.custom_channels", problem, "write the NAME that `conda install -c NAME` takes"
+
+
+def _credential_problems(profile: Profile) -> _Problems:
+    for host, secret in profile.credentials.items():
+        key_path = f"$.credentials.{host}"
+        if not _HOST.fullmatch(host):
+            yield key_path, f"{redacted(host)!r} is not a host", "write HOST or HOST:PORT without a scheme or path"
+        if secret.user is not None and (not secret.user.isprintable() or ":" in secret.user):
+            fix = "write only the user's name; the secret goes to password_env or password_file"
+            yield f"{key_path}.user", "a control character or a colon in the user's name", fix
+        places = ("password_env", "password_file", "token_env", "token_file")
+        sources = [name for name in places if getattr(secret, name)]
+        if len(sources) != 1 or (secret.user is not None) != sources[0].startswith("password"):
+            fix = "set user with password_env or password_file, or one of token_env and token_file; or use a netrc file"
+            yield key_path, "expected exactly one place of a secret", fix
+        elif sources[0].endswith("_env") and not _ENV_NAME.fullmatch(getattr(secret, sources[0])):
+            # An invalid name may be the secret itself, so the message does not repeat it.
+            fix = "write the name of the variable that holds the secret, e.g. NPM_TOKEN, never the secret itself"
+            yield f"{key_path}.{sources[0]}", "not the name of a variable", fix
+
+
+def _check_files(profile: Profile, locate: LocateKey) -> Profile:
+    """Return the profile. Raise ConfigError for invalid certificates and missing files."""
+    files = {f"$.{key}": getattr(profile, key) for key in ("ca", "netrc")}
+    for host, secret in profile.credentials.items():
+        files |= {f"$.credentials.{host}.{key}": getattr(secret, key) for key in ("password_file", "token_file")}
+    for key_path, file in files.items():
+        if file is not None and (why := _not_a_file(Path(file))):
+            message = f"{locate(key_path)}: {file if file.isprintable() else repr(file)} {why}"
+            raise ConfigError(message, fix="name a file on this machine")
+    if profile.ca is not None:
+        content = Path(profile.ca).read_text(errors="replace")
+        if "BEGIN CERTIFICATE" not in content or "PRIVATE KEY" in content:
+            message = f"{locate('$.ca')}: {profile.ca} must hold PEM certificates and no private key"
+            raise ConfigError(message, fix="use a PEM bundle of certificates")
+    return profile
+
+
+def _not_a_file(path: Path) -> str | None:
+    try:
+        return None if path.is_file() else "is a directory" if path.is_dir() else "does not exist"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
