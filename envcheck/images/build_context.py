@@ -29,8 +29,7 @@ from envcheck.images.spec import ImageSpec
 from envcheck.images.wheels import local_wheels, refused_wheels
 from envcheck.mirrors.profiles.host_config import apt_sources, base_urls, ca_bundle
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, hf_environment, network_indexes
-from envcheck.mirrors.settings.clients import RenderOptions, pip_conf, uv_toml
-from envcheck.mirrors.settings.system import sources as apt_sources_of
+from envcheck.mirrors.settings import RenderOptions, apt_sources_of, pip_conf, uv_toml
 
 Network = Literal["none", "default", "host"]
 _SCRIPTS: Final = {"os": ("os.sh", "packages.sh"), "install": ("install.sh", "bytecode.py"), "prove": ("prove.py",)}

@@ -25,7 +25,7 @@ from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.net.urls import host_of, origin_of, redirect_target
 from envcheck.mirrors.net.waits import NETWORK_WAITS
 from envcheck.mirrors.profiles.model import Profile
-from envcheck.mirrors.settings.system import mirrors
+from envcheck.mirrors.settings import mirrors
 from envcheck.registry.documents import (
     INDEXES,
     MANIFESTS,

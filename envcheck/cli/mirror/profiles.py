@@ -24,9 +24,16 @@ from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.host_config import ca_bundle, distribution
 from envcheck.mirrors.profiles.load import BUILT_IN_NAMES, Preset, PresetEntry, load, presets
 from envcheck.mirrors.profiles.model import Profile
-from envcheck.mirrors.settings import RENDERERS, render
-from envcheck.mirrors.settings.clients import ClientSettings, RenderOptions, torch_notes
-from envcheck.mirrors.settings.shell import SET_VARIABLE, env, restored_environment
+from envcheck.mirrors.settings import (
+    FORMATS,
+    SET_VARIABLE,
+    ClientSettings,
+    RenderOptions,
+    notes,
+    render,
+    restored_environment,
+    settings_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +116,7 @@ def use_(options: MirrorUseOptions, _settings: Settings) -> None:
 class MirrorShowOptions:
     profile: Annotated[str, Argument()]
     format_name: Annotated[
-        str | None, Option("--format", "Print the settings of one client instead.", type=click.Choice([*RENDERERS]))
+        str | None, Option("--format", "Print the settings of one client instead.", type=click.Choice([*FORMATS]))
     ] = None
     output: Annotated[
         Path | None, Option("-o", "--output", "Write the files of --format below this directory.", type=DIRECTORY)
@@ -120,7 +127,7 @@ class MirrorShowOptions:
         """Raise ConfigError for an output without a format, and for what is no variant."""
         if self.output is not None and self.format_name is None:
             message = "--output needs --format"
-            raise ConfigError(message, fix=f"pass --format with one of {', '.join(RENDERERS)}")
+            raise ConfigError(message, fix=f"pass --format with one of {', '.join(FORMATS)}")
         if self.variant is not None and not re.fullmatch(r"cpu|cu[0-9]{2,3}|xpu|rocm[0-9.]+", self.variant):
             message = f"{self.variant!r} is not a variant"
             raise ConfigError(message, fix="write cu128, cpu, …")
@@ -152,7 +159,7 @@ def show_(options: MirrorShowOptions, settings: Settings) -> None:
         _print_profile(options.profile, profile, render_with)
         return
     if options.format_name == "env":
-        client_settings = env(profile, _for_this_shell(render_with, profile))
+        client_settings = settings_of(profile, "env", _for_this_shell(render_with, profile))
     else:
         client_settings = render(profile, options.format_name, render_with)
     if options.output is None:
@@ -194,7 +201,7 @@ def _write_settings(client_settings: ClientSettings, directory: Path) -> None:
 
 def _print_profile(name: str, profile: Profile, options: RenderOptions) -> None:
     preset = presets().get(name)
-    rendered = {format_name: render(profile, options) for format_name, render in RENDERERS.items()}
+    rendered = {format_name: settings_of(profile, format_name, options) for format_name in FORMATS}
     # PyTorch's index alone sets nothing without a variant, but that has to be said.
     texts = [text for s in rendered.values() if s.files for text in s.notes]
     formats = [format_name for format_name, s in rendered.items() if s.files]
@@ -205,7 +212,7 @@ def _print_profile(name: str, profile: Profile, options: RenderOptions) -> None:
     if preset is not None:
         _section("Lacks", [*preset.lacks, *(f"{e.kind}: {text}" for e in preset.entries for text in e.lacks)])
         _section("Sources", [f"{e.kind}, {_last_seen(e)}: {e.source}" for e in preset.entries])
-    _section("Cannot", [*texts, *torch_notes(profile, options, "pip install")])
+    _section("Cannot", [*texts, *notes(profile, "torch", options, sets=True)])
     click.echo(f"\nsettings for {', '.join(formats)}: --format" if formats else "\nthe profile sets nothing")
 
 

@@ -16,9 +16,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.mirrors.profiles.model import Profile
-from envcheck.mirrors.settings.clients import RenderOptions
-from envcheck.mirrors.settings.system import apt as render_apt
-from envcheck.mirrors.settings.system import sources
+from envcheck.mirrors.settings import RenderOptions, apt_sources_of, settings_of
 from tests.http_server import Server, Servers, directory
 
 
@@ -89,7 +87,7 @@ def test_apt_goes_on_to_the_second_mirror_when_the_first_has_it_not(
     for name in ("lists", "state/lists/partial", "cache/archives/partial", "sources", "parts", "conf"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "status").touch()
-    files = sources([other, live], "debian", "bookworm", str(tmp_path / "lists"))
+    files = apt_sources_of([other, live], "debian", "bookworm", str(tmp_path / "lists"))
     stanzas = re.sub(r"(?m)^Signed-By: .*", f"Signed-By: {tmp_path}/key.gpg", files.pop("envcheck.sources"))
     (tmp_path / "parts/envcheck.sources").write_text(stanzas)
     for name, content in files.items():
@@ -119,7 +117,7 @@ def test_apt_goes_on_to_the_second_mirror_when_the_first_has_it_not(
 
 def test_the_files_of_a_machine_name_each_other() -> None:
     profile = Profile(name="x", apt=["https://a.example", "http://b.example/"], ca="/etc/ca.pem")
-    files = render_apt(profile, RenderOptions(distro="ubuntu", suite="noble")).files
+    files = settings_of(profile, "apt", RenderOptions(distro="ubuntu", suite="noble")).files
     stanza = files["/etc/apt/sources.list.d/envcheck.sources"]
     assert "URIs: mirror+file:/etc/apt/envcheck/ubuntu.mirrors\n" in stanza
     assert "Suites: noble noble-updates noble-security\n" in stanza
@@ -130,6 +128,6 @@ def test_the_files_of_a_machine_name_each_other() -> None:
 
 def test_a_machine_that_is_neither_debian_nor_ubuntu_is_asked_for_a_suite() -> None:
     for wish in (RenderOptions(distro="fedora", suite="x"), RenderOptions()):
-        setting = render_apt(Profile(name="x", apt=["https://a.example"]), wish)
+        setting = settings_of(Profile(name="x", apt=["https://a.example"]), "apt", wish)
         assert not setting.files
         assert "Debian and Ubuntu" in setting.notes[0]

@@ -12,8 +12,7 @@ import pytest
 import uv
 
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
-from envcheck.mirrors.settings import RENDERERS
-from envcheck.mirrors.settings.clients import RenderOptions
+from envcheck.mirrors.settings import RenderOptions, settings_of
 from tests.http_server import Answer, Request, Server, Servers
 
 CANARY = "hunter2-canary"
@@ -50,12 +49,12 @@ def run(argv: list[str], home: Path, **more: str) -> subprocess.CompletedProcess
 
 
 def cannot(form: str, profile: Profile) -> str:
-    return "\n".join(RENDERERS[form](profile, WISH).notes)
+    return "\n".join(settings_of(profile, form, WISH).notes)
 
 
 def variables(profile: Profile, home: Path, **before: str) -> dict[str, str]:
     """Return what a shell has after it has evaluated the profile's `env`."""
-    (script,) = RENDERERS["env"](profile, WISH).files.values()
+    (script,) = settings_of(profile, "env", WISH).files.values()
     done = run(["/bin/sh", "-c", f"{script}\nenv -0"], home, **before)
     return dict(entry.split("=", 1) for entry in done.stdout.split("\0") if "=" in entry)
 

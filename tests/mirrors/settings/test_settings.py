@@ -20,9 +20,15 @@ from hypothesis import strategies as st
 from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles.load import preset_profile, presets
 from envcheck.mirrors.profiles.model import Conda, Credential, HuggingFace, Index, Profile
-from envcheck.mirrors.settings import RENDERERS, render
-from envcheck.mirrors.settings.clients import RenderOptions, pip_conf, uv_toml
-from envcheck.mirrors.settings.shell import restored_environment
+from envcheck.mirrors.settings import (
+    FORMATS,
+    RenderOptions,
+    pip_conf,
+    render,
+    restored_environment,
+    settings_of,
+    uv_toml,
+)
 from tests.tables import each
 
 CANARY = "hunter2-canary"
@@ -58,7 +64,7 @@ def text(form: str, profile: Profile = SITE, wish: RenderOptions = WISH) -> str:
 
 
 def cannot(form: str, profile: Profile = SITE, wish: RenderOptions = WISH) -> str:
-    return "\n".join(RENDERERS[form](profile, wish).notes)
+    return "\n".join(settings_of(profile, form, wish).notes)
 
 
 def test_pips_own_parser_reads_pip_conf(tmp_path: Path) -> None:
@@ -184,7 +190,7 @@ SAID = {
 }
 
 
-@each("form", RENDERERS)
+@each("form", FORMATS)
 def test_what_a_setting_cannot_do_is_said(form: str) -> None:
     assert [words for words in SAID[form] if words not in cannot(form)] == []
 
@@ -196,7 +202,7 @@ def test_a_token_that_the_profile_does_not_allow_is_not_sent() -> None:
     assert "HF_HUB_DISABLE_IMPLICIT_TOKEN=1" in text("env", never)
 
 
-@each("form", RENDERERS)
+@each("form", FORMATS)
 def test_a_profile_that_says_nothing_of_a_client_is_told_so(form: str) -> None:
     with pytest.raises(ConfigError, match="empty: "):
         render(Profile(name="empty"), form, WISH)
@@ -205,8 +211,8 @@ def test_a_profile_that_says_nothing_of_a_client_is_told_so(form: str) -> None:
 @each("name", sorted(presets()))
 def test_every_preset_has_a_form_and_no_form_breaks(name: str) -> None:
     profile = preset_profile(name, presets()[name])
-    assert any(RENDERERS[form](profile, WISH).files for form in RENDERERS)
-    assert "None" not in json.dumps([msgspec.to_builtins(RENDERERS[form](profile, WISH)) for form in RENDERERS])
+    assert any(settings_of(profile, form, WISH).files for form in FORMATS)
+    assert "None" not in json.dumps([msgspec.to_builtins(settings_of(profile, form, WISH)) for form in FORMATS])
 
 
 def shell(script: str, program: str = "sh", **environment: str) -> dict[str, str]:
