@@ -25,10 +25,10 @@ class TrialOptions:
     longest: Annotated[float | None, Option(type=Duration(), help="Time.")] = None
     level: Annotated[Literal["static", "quick"], Option(help="Level.")] = "quick"
     output: Annotated[Path | None, Option("-o", "--output", help="File.")] = None
-    lock: Annotated[Path | None, Option(type=EXISTING_FILE, help="Lock.", advanced=True)] = None
     here: Annotated[bool | None, Option("--here/--no-here", help="Here.")] = None
     as_json: Annotated[bool, Option("--json", help="JSON.")] = False
-    count: Annotated[int, Option(help="Count.", advanced=True)] = 3
+    lock: Annotated[Path | None, Option(type=EXISTING_FILE, help="Lock.")] = None
+    count: Annotated[int, Option(help="Count.")] = 3
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def seen() -> list[TrialOptions]:
 
 @pytest.fixture
 def trial(seen: list[TrialOptions]) -> click.Command:
-    @command_with(TrialOptions, epilog="The end.")
+    @command_with(TrialOptions, "lock", epilog="The end.")
     def command(options: TrialOptions, _settings: Settings) -> int:
         """Try."""
         seen.append(options)
