@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.node import kernel_log
 from tests.tables import each
 
+LINES = yaml.safe_load(Path(__file__).with_name("kernel_log.yaml").read_text(encoding="utf-8"))
 LOG = """6,1,100000000,-;Linux version 6.8
 4,2,3600000000,-;NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
  SUBSYSTEM=pci
@@ -91,33 +93,7 @@ def test_no_bytes_break_the_parser(raw: bytes) -> None:
     assert kernel_log.events(records, 1.0, "NVRM") + kernel_log.events(records, 1.0, "SXid") is not None
 
 
-XIDS = [
-    (
-        "NVRM: Xid (PCI:0000:01:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
-        79,
-        "0000:01:00",
-        "",
-    ),
-    ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7, name=python, Contained: SM (0x1)", 94, "0000:01:00", "GPU-I:05"),
-    ("NVRM: Xid (PCI:0000:01:00 GPU-I:02 GPU-CI:00): 94, Contained", 94, "0000:01:00", "GPU-I:02 GPU-CI:00"),
-    ("NVRM: Xid (0000:03:00): 14, Channel 00000001", 14, "0000:03:00", ""),
-    ("NVRM: Xid (03:00): 13, 0001 00000000", 13, "0000:03:00", ""),
-    ("NVRM: Xid (PCI:0000:0a:00): 31, pid=1234, name=a: b, (x), Ch 00000008, intr 10000000.", 31, "0000:0a:00", ""),
-    ("NVRM: Xid (PCI:0000:0a:00): 45, pid=1, name=x, Ch 00000008 caused by previous Xid 31", 45, "0000:0a:00", ""),
-    ("NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x0)", 149, "0018:01:00", ""),
-    ("NVRM: Xid (PCI:00000000:3B:00.0): 63, Row remapped", 63, "00000000:3b:00.0", ""),
-    ("NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", 79, "0000:18:00", ""),
-    ("NVRM: GPU 18:00.0: GPU has fallen off the bus.", 79, "0000:18:00", ""),
-    (
-        "NVRM: The NVIDIA GPU 0000:18:00.0\\x0aNVRM: installed in this system has\\x0aNVRM: fallen off the bus and is.",
-        79,
-        "0000:18:00",
-        "",
-    ),
-]
-
-
-@each(("line", "code", "bus", "instance"), XIDS)
+@each(("line", "code", "bus", "instance"), LINES["xids"])
 def test_every_form_that_drivers_write_is_read(line: str, code: int, bus: str, instance: str) -> None:
     for prefix in ("4,2,3600000000,-;", "4,2,3600000000,-,caller=T1234;"):
         [event] = kernel_log.events(kernel_log.parse([f"{prefix}{line}\n".encode()]), 7200.0, "NVRM")
@@ -135,17 +111,7 @@ def test_a_fall_that_is_told_over_three_records_names_its_gpu() -> None:
     assert (event["code"], event["bus_id"]) == (79, "0000:18:00")
 
 
-@each(
-    "line",
-    [
-        "NVRM: GPU at PCI:0000:18:00: GPU-1d2e3f40-0000-0000-0000-000000000000",
-        "NVRM: GPU Board Serial Number: 1650000000000",
-        "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.124.06",
-        "NVRM: fallen off the bus and is not responding to commands.",
-        "NVRM: Xid error: xyz, invalid data",
-        "usb 1-1: Xid (PCI:0000:01:00): 79, not the driver's",
-    ],
-)
+@each("line", LINES["no_xids"])
 def test_what_is_no_xid_is_none(line: str) -> None:
     assert kernel_log.events([kernel_log.LogRecord(1.0, line)], 2.0, "NVRM") == []
 
@@ -189,46 +155,14 @@ def test_nothing_is_lost_and_each_kind_is_kept_once(seen: list[tuple[int, int, s
     assert sorted(event["age"] for event in events) == sorted(1e6 - n for n in last.values())
 
 
-@each(
-    ("line", "kind", "bus"),
-    [
-        ("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x40:2401)", "start", "0000:3b:00.0"),
-        ("NVRM: RmInitAdapter failed! (0x26:0x56:1474)", "start", ""),
-        ("nvidia: probe of 0000:3b:00.0 failed with error -1", "start", "0000:3b:00.0"),
-        ("nvidia 0000:3b:00.0: probe with driver nvidia failed with error -1", "start", "0000:3b:00.0"),
-        (
-            "NVRM: GPU 0000:3b:00.0: GPU does not have the necessary power cables connected.",
-            "power-cable",
-            "0000:3b:00.0",
-        ),
-        ("NVRM: BAR1 is 0M @ 0x0 (PCI:0000:3B:00.0)", "memory-window", "0000:3b:00.0"),
-        (
-            "nvidia 0009:01:00.0: Unable to change power state from D3cold to D0, device inaccessible",
-            "power-state",
-            "0009:01:00.0",
-        ),
-        ("NVRM: GPU 0000:3b:00.0: rm: GPU is lost [NV_ERR_GPU_IS_LOST] (0x0000000F)", "lost", "0000:3b:00.0"),
-        ("NVRM: krcWatchdog_IMPL: RC watchdog: GPU is probably locked!", "locked", ""),
-        ("nvidia 0000:3b:00.0: AER: PCIe Bus Error: severity=Uncorrected (Fatal)", "link-fatal", "0000:3b:00.0"),
-        ("nvidia 0000:3b:00.0: PCIe Bus Error: severity=Uncorrectable (Non-Fatal)", "link-nonfatal", "0000:3b:00.0"),
-    ],
-)
+@each(("line", "kind", "bus"), LINES["failures"])
 def test_failures_of_a_gpu_without_an_xid_are_found(line: str, kind: str, bus: str) -> None:
     records = kernel_log.parse([f"4,2,3600000000,-;{line}\n".encode() * 2])
     [failure] = kernel_log.failures(records, 7204.0)
     assert (failure["kind"], failure["bus_id"], failure["count"], failure["age"]) == (kind, bus, 2, 3604.0)
 
 
-@each(
-    "line",
-    [
-        "nvidia 0000:3b:00.0: AER: PCIe Bus Error: severity=Corrected, type=Data Link Layer",
-        "nvidia 0000:3b:00.0: enabling device (0000 -> 0003)",
-        "nvme 0000:02:00.0: AER: PCIe Bus Error: severity=Uncorrected (Fatal)",
-        "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.82.07",
-        "NVRM: nvAssertFailedNoLog: Assertion failed: 0 @ gpu.c:10",
-    ],
-)
+@each("line", LINES["no_failures"])
 def test_what_sound_drivers_write_is_no_failure(line: str) -> None:
     assert kernel_log.failures([kernel_log.LogRecord(1.0, line)], 2.0) == []
 
@@ -236,17 +170,7 @@ def test_what_sound_drivers_write_is_no_failure(line: str) -> None:
 SWITCH = "nvidia-nvswitch3: SXid (PCI:0000:08:00.0): "
 
 
-@each(
-    ("lines", "kept"),
-    [
-        (["22013, Non-fatal, Link 60 Minion", "22013, Severity 0 Engine 60", "22013, Data {0x3c}"], ["Non-fat"]),
-        (["24007, Fatal, Link 30", "24007, Severity 1 Engine 30", "24007, Data {0x0}"], ["Fatal,"]),
-        (["24007, Severity 1 Engine 30", "24007, Data {0x0}"], ["Severity 1", "Data"]),
-        (["24007, Data {0x0}", "24007, Fatal, Link 30"], ["Fatal,"]),
-        (["24007, Non-fatal, Link 3", "24007, Severity 1 Engine 30", "24007, Data {0x0}"], ["Non-fat", "Sever"]),
-        (["20001, Severity 0 Engine", "24007, Fatal, Link 30"], ["Severity 0", "Fatal,"]),
-    ],
-)
+@each(("lines", "kept"), LINES["switch"])
 def test_what_adds_to_a_switchs_error_is_none_of_its_own(lines: list[str], kept: list[str]) -> None:
     actual = kernel_log.events([kernel_log.LogRecord(1.0, f"{SWITCH}{line}") for line in lines], 2.0, "SXid")
     assert [event["count"] for event in actual] == [1] * len(kept)
