@@ -21,6 +21,7 @@ import pytest
 import envcheck
 from envcheck.fleet import gate
 from envcheck.fleet.gate import GatedEnvironment, NodeVerdict, fingerprint, this_boot
+from envcheck.fleet.group.meeting import free_ports
 from envcheck.fleet.launch_files import LaunchValues, launch_files
 
 pytestmark = [pytest.mark.tools, pytest.mark.timeout(300)]
@@ -57,14 +58,6 @@ RECORDER = """\
 echo "$SLURMD_NODENAME $*" >> {at}/calls
 case "$*" in *"--max-age 1s "*) [ ! -e "{at}/fails-on-$SLURMD_NODENAME" ] || exit 1 ;; esac
 """
-CHECK = '''"""A check of this site."""
-from envcheck.checks import Check, passed
-CHECK = Check(promise="it holds", level="quick", ranks=1, timeout=60)
-def measure(rank):
-    return {}
-def judge(view, ranks):
-    return passed("fine")
-'''
 NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 State=UNKNOWN\n"
 
 
@@ -91,9 +84,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     for name in NODES:
         keep(at / "kept", name, "pass")
     environment = {**os.environ, "SLURM_CONF": str(at / "slurm.conf"), "ENVCHECK_HOME": str(at / "kept")}
-    files = {"key": "munge.key", "socket": "munge.sock", "pid": "munged.pid", "log": "munged.log", "seed": "munge.seed"}
-    names = {"key": "key-file", "pid": "pid-file", "log": "log-file", "seed": "seed-file", "socket": "socket"}
-    options = [f"--{names[kind]}={at / file}" for kind, file in files.items()]
+    files = {"key-file": "key", "socket": "sock", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+    options = [f"--{option}={at / f'munge.{end}'}" for option, end in files.items()]
     with contextlib.ExitStack() as running:
         running.enter_context(started(["munged", "--foreground", "--force", *options], environment, at))
         until((at / "munge.sock").exists, at)
@@ -158,15 +150,6 @@ def node(environment: dict[str, str], name: str) -> str:
     return slurm(environment, "sinfo", "--noheader", "--Node", f"--nodes={name}", "--format=%T %E").stdout
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback that nobody listens on."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 @contextlib.contextmanager
 def started(command: list[str], environment: dict[str, str], at: Path) -> Iterator[None]:
     """Run a daemon until the block ends, and what it started with it."""
@@ -185,13 +168,7 @@ def started(command: list[str], environment: dict[str, str], at: Path) -> Iterat
 
 def idle(environment: dict[str, str]) -> int:
     """Return how many nodes are ready for work."""
-    completed = subprocess.run(
-        ["sinfo", "--noheader", "--Node", "--states=idle", "--format=%N"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    completed = slurm(environment, "sinfo", "--noheader", "--Node", "--states=idle", "--format=%N")
     return len(completed.stdout.split()) if completed.returncode == 0 else 0
 
 
@@ -203,27 +180,6 @@ def until(ready: Callable[[], bool], at: Path) -> None:
             logs = {log.name: log.read_text(errors="replace")[-500:] for log in [*at.glob("*.log"), *at.glob("*.out")]}
             pytest.fail(f"Slurm did not come up: {logs}")
         time.sleep(0.2)
-
-
-def test_four_nodes_in_one_directory_leave_four_reports(cluster: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "site/env").mkdir(parents=True)
-    (tmp_path / "site/env/mine.py").write_text(CHECK)
-    (tmp_path / "cwd").mkdir()
-    step = ["srun", "-N4", "--ntasks-per-node=1", sys.executable, "-m", "envcheck", "run", "--python", sys.executable]
-    completed = subprocess.run(
-        [*step, "--checks", str(tmp_path / "site"), "--only", "mine"],
-        cwd=tmp_path / "cwd",
-        env={**cluster, "PYTHONPATH": str(Path(envcheck.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    reports = {path.name: json.loads(path.read_text()) for path in (tmp_path / "cwd").iterdir()}
-    assert set(reports) == {f"envcheck-report-{name}.json" for name in NODES}
-    assert {report["host"]["place"]["node"] for report in reports.values()} == set(NODES)
-    assert {report["verdict"]["status"] for report in reports.values()} == {"pass"}
 
 
 def test_the_rendered_prolog_decides_and_its_reason_stays(cluster: dict[str, str], tmp_path: Path) -> None:
@@ -280,14 +236,6 @@ def test_slurmd_calls_the_rendered_epilog_and_health_program(cluster: dict[str, 
 SABOTAGE = Path(__file__).parents[1] / "fleet/group/sabotage"
 
 
-def ranks_python(at: Path, torch_python: Path) -> Path:
-    """Return a Python of the ranks' environment in which each node but the first does something wrong."""
-    python = at / "python"
-    python.write_text(f'#!/bin/sh\nexport PYTHONPATH="{SABOTAGE}"\nexec "{torch_python}" "$@"\n')
-    python.chmod(0o755)
-    return python
-
-
 @pytest.mark.torch
 def test_the_rendered_group_of_sound_nodes_passes(cluster: dict[str, str], tmp_path: Path, torch_python: Path) -> None:
     resume(cluster, tmp_path)
@@ -313,14 +261,11 @@ def test_each_culprit_is_named_a_slow_rank_one_that_sends_wrong_data_and_one_tha
     resume(cluster, tmp_path)
     only = [word for check in ("straggler", "node-links", "collectives") for word in ("--only", check)]
     step = ["srun", "-N4", "--ntasks-per-node=1", "--wait=0", sys.executable, "-m", "envcheck", "fleet", "group"]
-    done = subprocess.run(
-        [*step, "--python", str(ranks_python(tmp_path, torch_python)), *only, "-o", f"{tmp_path}/reports/"],
-        env={**cluster, "MASTER_ADDR": "127.0.0.1", "PYTHONPATH": str(Path(envcheck.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
+    environment = {**cluster, "MASTER_ADDR": "127.0.0.1", "PYTHONPATH": str(Path(envcheck.__file__).parents[1])}
+    python = tmp_path / "python"  # in which each node but the first does something wrong
+    python.write_text(f'#!/bin/sh\nexport PYTHONPATH="{SABOTAGE}"\nexec "{torch_python}" "$@"\n')
+    python.chmod(0o755)
+    done = slurm(environment, *step, "--python", str(python), *only, "-o", f"{tmp_path}/reports/", timeout=280)
     assert done.returncode == 1, done.stdout + done.stderr
     found = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "reports").glob("*.json")}
     whole = {outcome["id"]: outcome for outcome in found["group"]["outcomes"]}

@@ -30,31 +30,24 @@ def test_numbers_fold_to_one_entry(numbers: set[int]) -> None:
     assert folded.count(",") == runs - 1
 
 
-@each(
-    "text, names",
-    [
-        ("n[1-3,5]", ["n1", "n2", "n3", "n5"]),
-        ("n[08-11]", ["n08", "n09", "n10", "n11"]),
-        ("r[1-2]n[01-02]-ib", ["r1n01-ib", "r1n02-ib", "r2n01-ib", "r2n02-ib"]),
-        ("a, b\nc,,a", ["a", "b", "c"]),
-        ("", []),
-    ],
-)
-def test_what_scontrol_reads(text: str, names: list[str]) -> None:
-    assert unfold(text) == names
-
-
-def test_what_scontrol_writes() -> None:
+def test_what_scontrol_reads_and_writes() -> None:
+    read = {
+        "n[1-3,5]": ["n1", "n2", "n3", "n5"],
+        "n[08-11]": ["n08", "n09", "n10", "n11"],
+        "r[1-2]n[01-02]-ib": ["r1n01-ib", "r1n02-ib", "r2n01-ib", "r2n02-ib"],
+        "a, b\nc,,a": ["a", "b", "c"],
+        "": [],
+    }
+    assert {text: unfold(text) for text in read} == read
     assert fold(["n10", "n2", "n1", "n3", "login"]) == "login,n[1-3,10]"
     assert fold(["n098", "n099", "n100", "n7"]) == "n[7,098-100]"
-    assert fold([]) == ""
+    assert sorted(["n10", "n2", "n1", "m"], key=natural) == ["m", "n1", "n2", "n10"], "as people count"
 
 
-def test_what_is_not_a_host_list_is_refused(subtests: pytest.Subtests) -> None:
-    cases: list[str] = ["n[1-3", "n]1", "n[3-1]", "n[]", "n[a-b]", "n[1-2-3]", "$(reboot)", "n[[1]]", "a;b", "-x"]
-    for text in cases:
-        with subtests.test(str(text)), pytest.raises(ConfigError):
-            unfold(text)
+@each("text", ["n[1-3", "n]1", "n[3-1]", "n[]", "n[a-b]", "n[1-2-3]", "$(reboot)", "n[[1]]", "a;b", "-x"])
+def test_what_is_not_a_host_list_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        unfold(text)
 
 
 def test_a_list_of_more_names_than_any_fleet_is_refused_at_once() -> None:
@@ -69,7 +62,3 @@ def test_a_name_that_a_host_list_cannot_hold_is_refused(name: str) -> None:
     assert not is_name(name)
     with pytest.raises(ConfigError):
         fold([name])
-
-
-def test_people_count_nodes() -> None:
-    assert sorted(["n10", "n2", "n1", "m"], key=natural) == ["m", "n1", "n2", "n10"]

@@ -62,26 +62,16 @@ def bench(tmp_path: Path) -> Bench:
     return made
 
 
-def test_a_sound_fleet_passes_and_every_pair_has_met(bench: Bench) -> None:
+def test_the_slow_and_the_missing_node_are_named_and_a_sound_fleet_passes(bench: Bench) -> None:
     verdict = bench.verdict("n[1-4]")
     assert (verdict["status"], verdict["good"], verdict["blame"]) == ("pass", "n[1-4]", [])
-    assert len(bench.log()) == 1 + 6
-
-
-def test_a_slow_node_is_named_with_the_pairs_that_say_so(bench: Bench) -> None:
-    bench.plant(slow=["n3"])
-    verdict = bench.verdict("n[1-4]")
+    assert len(bench.log()) == 1 + 6, "every pair has met"
+    bench.plant(slow=["n3"], dead=["n5"])
+    verdict = bench.verdict("n[1-5]")
     [blame] = verdict["blame"]
     assert (blame["kind"], blame["who"], len(blame["by"])) == ("node", "n3", 3)
     assert "190.0 GB/s, 50% of what other groups reach" in blame["reason"]
-    assert verdict["good"] == "n[1-2,4]"
-
-
-def test_a_node_without_a_report_is_undetermined_and_the_others_are_tested(bench: Bench) -> None:
-    bench.plant(dead=["n2"])
-    verdict = bench.verdict("n[1-4]")
-    assert (verdict["status"], verdict["exit_code"], verdict["good"]) == ("error", 3, "n[1,3-4]")
-    assert [row["nodes"] for row in verdict["undetermined"]] == [["n2"]]
+    assert (verdict["good"], [row["nodes"] for row in verdict["undetermined"]]) == ("n[1-2,4]", [["n5"]])
 
 
 def test_a_group_that_hangs_ends_in_time_and_is_undetermined(bench: Bench) -> None:
