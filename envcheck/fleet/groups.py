@@ -1,9 +1,7 @@
 """The nodes of a fleet by kind, and what differs within a kind: configuration (drift) and values (outliers).
 
-A value is an outlier where at least 8 nodes have one, it is more than 8 scaled MADs from their median (1.4826 · MAD is
-the standard deviation of normal noise; MAD is the median absolute deviation, which outliers do not move), and more than
-10 % away: noise of 1 % must not alarm. Where more than half of the values are equal, MAD is 0 and another value is
-drift: any other count, and a measurement that is 10 % away.
+An outlier is more than 8 scaled MADs and 10 % from the median of at least 8 values (1.4826 · MAD is the standard
+deviation of normal noise). Where MAD is 0 another value is drift: any other count, or one that is 10 % away.
 """
 
 import statistics
@@ -89,38 +87,25 @@ SCALE: Final = 1.4826
 FLOOR: Final = 0.1
 
 
-class Deviation(NamedTuple):
-    """A value that is an outlier, by its place in the values; z is signed."""
+class Deviations(NamedTuple):
+    """The places of values that are far from `usual`, with z; without z where most values are the same."""
 
-    place: int
-    value: float
-    median: float
-    z: float
-
-
-class OutlierResult(NamedTuple):
-    """The outliers of some values; where MAD is 0 the value of most of them, and the places of those that drift."""
-
-    outliers: list[Deviation]
-    constant: float | None = None
-    drifting: list[int] = []  # noqa: RUF012 (a NamedTuple's default is never changed)
+    usual: float
+    z: dict[int, float]
+    drifting: list[int]
 
 
-def compare(values: Sequence[float], floor: float = 0.0) -> OutlierResult:
+def compare(values: Sequence[float], floor: float = 0.0) -> Deviations:
     """Return which values are far from the others; `floor` is the least distance in their unit that counts."""
     if len(values) < LEAST:
-        return OutlierResult([])
-    median = statistics.median(values)
-    scale = max(SCALE * statistics.median(abs(value - median) for value in values), floor / FURTHEST)
+        return Deviations(0.0, {}, [])
+    usual = statistics.median(values)
+    scale = max(SCALE * statistics.median(abs(value - usual) for value in values), floor / FURTHEST)
     if scale == 0:
-        return OutlierResult([], median, [place for place, value in enumerate(values) if _drifts(value, median)])
-    least = max(FURTHEST * scale, FLOOR * abs(median), floor)
-    far = [
-        Deviation(place, value, median, (value - median) / scale)
-        for place, value in enumerate(values)
-        if abs(value - median) > least
-    ]
-    return OutlierResult(far)
+        return Deviations(usual, {}, [place for place, value in enumerate(values) if _drifts(value, usual)])
+    least = max(FURTHEST * scale, FLOOR * abs(usual), floor)
+    far = {place: (value - usual) / scale for place, value in enumerate(values) if abs(value - usual) > least}
+    return Deviations(usual, far, [])
 
 
 def _drifts(value: float, constant: float) -> bool:
@@ -184,16 +169,12 @@ def deviating(groups: Iterable[GroupMembers]) -> Iterator[Outlier | Configuratio
 def _deviating(
     group: int, check: str, unit: str, rows: list[_Measured], floor: float = 0.0
 ) -> Iterator[Outlier | ConfigurationDrift]:
-    result = compare([row.value for row in rows], floor)
-    for place, value, median, z in result.outliers:
-        row = rows[place]
-        yield Outlier(
-            group=group, check=check, node=row.node, gpu=row.gpu, value=value, median=median, unit=unit,
-            z=round(z, 1),
-        )  # fmt: skip
-    if result.constant is not None and result.drifting:
-        drifting = {*result.drifting}
+    usual, far, drifting = compare([row.value for row in rows], floor)
+    for place, z in far.items():
+        node, value, gpu = rows[place]
+        yield Outlier(group=group, check=check, node=node, gpu=gpu, value=value, median=usual, unit=unit, z=round(z, 1))
+    if drifting:
         nodes: dict[str, list[str]] = defaultdict(list)
         for place, row in enumerate(rows):
-            nodes[phrases.quantity(row.value if place in drifting else result.constant, unit)].append(row.node)
+            nodes[phrases.quantity(row.value if place in drifting else usual, unit)].append(row.node)
         yield compared(group, check, nodes)

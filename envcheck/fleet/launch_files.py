@@ -18,7 +18,6 @@ _REFERENCE: Final = r"[a-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}"
 _PATH: Final = r"/[^\x00-\x1f\x7f-\x9f]*"
 # What stands in slurm.conf, where nothing quotes it.
 _PLAIN_PATH: Final = r"/[A-Za-z0-9._/+-]*"
-_PARTITION: Final = r"([A-Za-z0-9][A-Za-z0-9_.-]*(,[A-Za-z0-9][A-Za-z0-9_.-]*)*)?"
 # What may stand in a script or in YAML that root runs, by option.
 _SAFE: Final = {
     "image": (_REFERENCE, "REPOSITORY@sha256:DIGEST; a tag can name another image tomorrow"),
@@ -27,7 +26,6 @@ _SAFE: Final = {
     "reports": (_PATH, "an absolute path without control characters"),
     "scripts": (_PLAIN_PATH, "an absolute path of letters, digits and . _ + -"),
     "state": (_PLAIN_PATH, "an absolute path of letters, digits and . _ + -"),
-    "partition": (_PARTITION, "the name of a partition"),
     "namespace": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a namespace of Kubernetes: a-z, 0-9 and -"),
 }
 # What the network of a group needs. Others would steer the checks, or envcheck itself (NODE_NAME, ENVCHECK_HOME).
@@ -51,7 +49,6 @@ class LaunchValues(NamedTuple):
     scripts: str
     reports: str
     state: str
-    partition: str
     namespace: str
     variables: tuple[str, ...]
     drain: bool = False

@@ -110,7 +110,6 @@ def render(at: Path, *names: str, python: str = sys.executable, program: str = "
         scripts=str(at),
         reports=str(at / "reports"),
         state=str(at / "kept"),
-        partition="",
         namespace="default",
         variables=(),
     )

@@ -32,13 +32,12 @@ VALUES = LaunchValues(
     scripts="/etc/slurm/envcheck",
     reports="/shared/reports",
     state="/var/lib/envcheck",
-    partition="gpu",
     namespace="ml",
     variables=("NCCL_SOCKET_IFNAME=eth0", f"FI_PROVIDER={HOSTILE}"),
 )
 SETTINGS = {
     "gpus": VALUES,
-    "cpu": VALUES._replace(gpus=0, partition="", variables=(), on_error="admit", level="standard", drain=True),
+    "cpu": VALUES._replace(gpus=0, variables=(), on_error="admit", level="standard", drain=True),
     "hostile": VALUES._replace(image=None, python=f"/opt/{HOSTILE}", program=f"/{HOSTILE}", reports=f"/{HOSTILE}"),
 }
 
@@ -161,7 +160,6 @@ REFUSED: dict[str, list[Any]] = {
     "scripts": ["/etc/slurm/a b", "/etc\nProlog=/tmp/x"],
     "state": ["/var/lib/x; reboot"],
     "reports": ["relative"],
-    "partition": ["gpu\n#SBATCH --uid=0", "$(id)"],
     "namespace": ["a: b", "-a"],
     "variables": [
         (text,) for text in ("NCCL_A=b\nc: d", "NCCL_A B=c", "NCCL_A", "NCCL_A\n=b", "NOPE=1", "NODE_NAME=n1")

@@ -228,7 +228,6 @@ class FleetRenderOptions:
         str | None, Option("Slurm: a directory that all nodes share. [./envcheck-reports]", metavar="DIR")
     ] = None
     state: Annotated[str, Option("Where a node keeps its verdicts.")] = "/var/lib/envcheck"
-    partition: Annotated[str, Option("Slurm: the partition of sweep and group.")] = ""
     namespace: Annotated[str, Option("Kubernetes: the namespace.")] = "default"
     variables: Annotated[
         tuple[str, ...], Option("--env", "Kubernetes: NCCL_*, FI_*, UCX_*, GLOO_* of pods.", metavar="NAME=VALUE")

@@ -1,11 +1,6 @@
 """How nodes meet and give each other their parts: lines of JSON over TCP, carried by the first node's envcheck.
 
-`torch.distributed.TCPStore` (https://docs.pytorch.org/docs/stable/distributed.html) was tried in its place, with torch
-2.13 and gloo. It names a killed node as fast, and is not lighter: envcheck has no torch, so that each node needs one
-more process that imports it and passes every message on. A client of the store has no time limit of its own: it waits
-for ever where the first node is stopped, or where another program listens at the port, and a limit of 12 s for the
-first node to come took 35 s. A torch that cannot be imported, or another release of it, is found before the store
-could say so; here the other nodes are told which node has it, and why.
+docs/fleet-group.md says why torch.distributed.TCPStore does not carry them.
 """
 
 import asyncio

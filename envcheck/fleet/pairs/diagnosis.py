@@ -1,10 +1,6 @@
 """Which node, GPU or link is at fault: `diagnosis` of a large fleet by groups, `tournament` by every pair once.
 
-A group passes where all its nodes and all links between them are sound. The diagnosis measures groups of about sqrt(N)
-nodes at the same time. Each node of a group that does not pass meets two nodes of groups that passed: a node that fails
-with both is at fault. What is left of its group is measured again, and by every pair where it still fails. At last one
-node of each group meets the others. A link between two nodes of different groups that are not those is never measured:
-the tournament measures every pair.
+A group passes where all its nodes and all links between them are sound. docs/fleet-pairs.md has the steps.
 """
 
 import collections

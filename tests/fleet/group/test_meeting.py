@@ -13,7 +13,7 @@ from msgspec import structs
 
 from envcheck.errors import ConfigError
 from envcheck.fleet.group import meeting
-from envcheck.fleet.group.meeting import Coordinator, GroupMember, LostGroupError, NotFormedError, free_ports
+from envcheck.fleet.group.meeting import Coordinator, GroupMember, LostGroupError, NotFormedError, StepParts, free_ports
 from envcheck.fleet.group.membership import Hello, differences
 from tests.tables import each
 from tests.waiting import eventually
@@ -22,8 +22,8 @@ FIRST = Hello(run="7.0", node=0, nodes=3, name="n1", tool="1", plan="a, b")
 NAMES = ("n1", "n2", "n3")
 
 
-def hello(node: int, **changed: Any) -> Hello:
-    return structs.replace(FIRST, node=node, **({"name": NAMES[node]} | changed))
+def hello(node: int, /, **changed: Any) -> Hello:
+    return structs.replace(FIRST, **({"node": node, "name": NAMES[node]} | changed))
 
 
 @contextlib.contextmanager
@@ -48,19 +48,22 @@ def all_three(port: int) -> list[GroupMember]:
     return [first, second, third]
 
 
+def exchanged(*members: GroupMember, steps: str = "aaa") -> list[StepParts | BaseException]:
+    """Return what each member gets who gives its number for a step, or why it gets nothing."""
+    with ThreadPoolExecutor() as pool:
+        given = [pool.submit(one.exchange, steps[number], number) for number, one in enumerate(members)]
+        return [one.exception() or one.result() for one in given]
+
+
 def test_each_node_gets_the_parts_of_all() -> None:
     with leader() as port:
         members = all_three(port)
-        assert members[1].begun.names == [*NAMES]
-        assert members[2].begun.address == "127.0.0.1"
-        with ThreadPoolExecutor() as pool:
-            given = [pool.submit(member.exchange, "1 a", {"of": number}) for number, member in enumerate(members)]
-            gathered = [one.result() for one in given]
-        assert gathered[0] == gathered[2]
-        assert gathered[1].parts == {0: {"of": 0}, 1: {"of": 1}, 2: {"of": 2}}
-        assert gathered[1].lost == {}
-        for member in members:
-            member.leave()
+        assert (members[1].begun.names, members[2].begun.address) == ([*NAMES], "127.0.0.1")
+        assert exchanged(*members) == [StepParts({0: 0, 1: 1, 2: 2}, {})] * 3
+        with pytest.raises(NotFormedError, match="began without this node"):
+            GroupMember.join(hello(1), "127.0.0.1", port, 5.0)
+        apart = exchanged(*members, steps="abc")
+        assert ["different steps: a, b, c" in str(one) for one in apart] == [True] * 3
 
 
 def test_a_node_that_dies_is_named_and_the_others_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,16 +73,26 @@ def test_a_node_that_dies_is_named_and_the_others_are_stopped(monkeypatch: pytes
         stopped: list[int] = []
         members[0].stopped = lambda: stopped.append(0)
         members[2].leave()
-        with ThreadPoolExecutor() as pool:
-            second = pool.submit(members[1].exchange, "1 a", 1)
-            while not stopped:
-                time.sleep(0.02)
-            first = pool.submit(members[0].exchange, "1 a", 0)
-            assert first.result() == second.result()
-        assert first.result().lost == {2: "its envcheck ended"}
-        assert first.result().parts == {0: 0, 1: 1}
-        for member in members:
-            member.leave()
+        assert eventually(lambda: stopped, [0]) == [0]
+        assert exchanged(*members[:2]) == [StepParts({0: 0, 1: 1}, {2: "its envcheck ended"})] * 2
+
+
+def test_the_ranks_that_wait_are_stopped_once_and_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "GRACE", 0.2)
+    stopped: list[tuple[int, float]] = []
+    with leader() as port, ThreadPoolExecutor() as pool:
+        members = all_three(port)
+        for number, member in enumerate(members):
+            member.stopped = lambda number=number: stopped.append((number, time.monotonic()))  # type: ignore[misc]
+        began = time.monotonic()
+        pool.submit(members[1].exchange, "a", None, trouble=True)
+        assert eventually(lambda: sorted(number for number, _ in stopped), [0, 2]) == [0, 2]
+        assert all(at - began > 0.15 for _, at in stopped)
+        for number in (0, 2):
+            pool.submit(members[number].exchange, "a", None)
+    assert eventually(lambda: len(stopped), 5) == 5, "the end stops each once more"
+    with pytest.raises(LostGroupError, match="first node"):
+        members[1].exchange("b", 1)
 
 
 def test_a_node_that_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,20 +102,7 @@ def test_a_node_that_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         silent.sendall(msgspec.json.encode(hello(2)) + b"\n")
         with joining(port, hello(0), hello(1)) as futures:
             members = [future.result() for future in futures]
-        with ThreadPoolExecutor() as pool:
-            given = [pool.submit(member.exchange, "1 a", number) for number, member in enumerate(members)]
-            assert [one.result().lost for one in given] == [{2: "it was silent for 1.5 s"}] * 2
-        for member in members:
-            member.leave()
-
-
-def test_without_the_first_node_the_group_is_lost() -> None:
-    with leader() as port:
-        members = all_three(port)
-    with pytest.raises(LostGroupError, match="first node"):
-        members[1].exchange("1 a", 1)
-    for member in members:
-        member.leave()
+        assert exchanged(*members) == [StepParts({0: 0, 1: 1}, {2: "it was silent for 1.5 s"})] * 2
 
 
 def test_who_does_not_come_is_named() -> None:
@@ -136,61 +136,25 @@ def test_what_cannot_be_one_group_ends_it_for_all(changed: dict[str, Any], words
     with leader() as port, joining(port, hello(0)) as (first,):
         time.sleep(0.2)
         with pytest.raises(ConfigError, match=words):
-            GroupMember.join(structs.replace(hello(1), **changed), "127.0.0.1", port, 20.0)
+            GroupMember.join(hello(1, **changed), "127.0.0.1", port, 20.0)
         assert isinstance(first.exception(), ConfigError)
 
 
-def test_a_node_of_another_run_disturbs_nobody() -> None:
+def test_a_node_of_another_run_and_another_program_disturb_nobody() -> None:
     with leader() as port:
         with pytest.raises(ConfigError, match=r"of run '8\.0'"):
             GroupMember.join(hello(1, run="8.0"), "127.0.0.1", port, 20.0)
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        members = all_three(port)
-        with pytest.raises(NotFormedError, match="began without this node"):
-            GroupMember.join(hello(1), "127.0.0.1", port, 5.0)
-        for member in members:
-            member.leave()
-
-
-def test_another_program_at_the_port_is_no_group() -> None:
+        assert len(all_three(port)) == 3
+        with pytest.raises(ConfigError, match=f"port {port}"):
+            Coordinator(hello(0), NAMES, port, 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
         joined = pool.submit(GroupMember.join, hello(1), "127.0.0.1", server.getsockname()[1], 5.0)
         connection, _ = server.accept()
         connection.sendall(b"220 mail\n{}\n")
-        with pytest.raises(NotFormedError):
-            joined.result()
+        assert isinstance(joined.exception(), NotFormedError)
         connection.close()
-
-
-def test_a_port_that_is_taken_is_named() -> None:
-    with leader() as port, pytest.raises(ConfigError, match=f"port {port}"):
-        Coordinator(hello(0), NAMES, port, 1.0)
-
-
-def test_nodes_that_measure_different_steps_end_the_group() -> None:
-    with leader() as port:
-        members = all_three(port)
-        with ThreadPoolExecutor() as pool:
-            given = [pool.submit(member.exchange, f"{number} a", 0) for number, member in enumerate(members)]
-            assert ["different steps: 0 a, 1 a, 2 a" in str(one.exception()) for one in given] == [True] * 3
-
-
-def test_the_others_are_stopped_once_and_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "GRACE", 0.2)
-    stopped: list[tuple[int, float]] = []
-    with leader() as port:
-        members = all_three(port)
-        for number, member in enumerate(members):
-            member.stopped = lambda number=number: stopped.append((number, time.monotonic()))  # type: ignore[misc]
-        began = time.monotonic()
-        with ThreadPoolExecutor() as pool:
-            pool.submit(members[1].exchange, "1 a", None, trouble=True)
-            assert eventually(lambda: sorted(number for number, _ in stopped), [0, 2]) == [0, 2]
-            assert all(at - began > 0.15 for _, at in stopped)
-            for number in (0, 2):
-                pool.submit(members[number].exchange, "1 a", None)
-    assert eventually(lambda: len(stopped), 5) == 5, "the end stops each once more"
 
 
 def test_versions_that_differ() -> None:
