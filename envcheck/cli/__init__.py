@@ -19,7 +19,7 @@ import click
 from envcheck import __version__
 from envcheck.cli.shared import process
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
-from envcheck.mirrors.net.waits import NETWORK_WAITS
+from envcheck.mirrors.net.waits import announced
 
 SECTIONS: Final = {
     "Start": {
@@ -274,7 +274,7 @@ def cli(ctx: click.Context, *, matrix: Path | None, verbose: bool, quiet: bool) 
     """
     ctx.obj = Settings(matrix=matrix, verbose=verbose, quiet=quiet)
     if not quiet:
-        ctx.with_resource(NETWORK_WAITS.announced(process.note))
+        ctx.with_resource(announced(process.note))
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ from envcheck.mirrors.fetch.transfer import fetch_all
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError, StatusError, joined_advice
 from envcheck.mirrors.net.urls import host_of
-from envcheck.mirrors.net.waits import NETWORK_WAITS, map_in_threads
+from envcheck.mirrors.net.waits import map_in_threads
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.struct_types import know_types
 
@@ -262,8 +262,7 @@ def read_revision(client: Client, endpoint: str, ref: Reference) -> Revision:
         if not ref.pinned:
             commit = _decoded(_page(client, _api_url(endpoint, ref, "revision"))[0], _Head).sha
         pinned = dataclasses.replace(ref, revision=commit)
-        with NETWORK_WAITS.on(host_of(endpoint), "list", "its list of files is not complete"):
-            files = _listed_files(client, f"{_api_url(endpoint, pinned, 'tree')}?recursive=true&expand=false")
+        files = _listed_files(client, f"{_api_url(endpoint, pinned, 'tree')}?recursive=true&expand=false")
     except (NoSourceError, ValueError) as error:
         raise _lookup_error(ref, endpoint, error) from error
     ref_name = None if ref.pinned else ref.revision

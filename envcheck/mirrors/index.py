@@ -14,7 +14,6 @@ import math
 import platform
 import re
 import subprocess
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -81,17 +80,25 @@ def read_page(client: Client, url: str) -> list[IndexFile]:
 def listed_files(answer: HttpResponse) -> list[IndexFile]:
     """Return the files that an answered page lists; raise as `read_page` does."""
     answer.demand_ok(f" to {urlsplit(answer.url).path}")
-    if "json" in answer.headers.get("Content-Type", ""):
-        return _parse_json(answer.text(_LARGEST), answer.url)
-    return _parse_html(answer.page(_LARGEST), answer.url)
+    return parse_page(answer.page(_LARGEST), answer.headers.get("Content-Type", ""), answer.url)
 
 
-def parse_page(body: bytes, kind: str, url: str) -> list[IndexFile]:
-    """Return the files of a page at `url` with absolute URLs; `kind` is its content type.
-
-    Raises NetworkError if it is not valid.
-    """
-    return _parse_json(body, url) if "json" in kind else _parse_html([body], url)
+def parse_page(body: Iterable[bytes], kind: str, url: str) -> list[IndexFile]:
+    """Return the files of a page at `url` with absolute URLs; `kind` is its content type. Raise NetworkError."""
+    try:
+        return _parse_json(b"".join(body), url) if "json" in kind else _parse_html(body, url)
+    except (
+        msgspec.DecodeError,
+        RecursionError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        AssertionError,
+        ValueError,
+    ) as error:
+        # Python's parser of HTML raises two of them for a bad `<![` and for a character reference with many digits.
+        message = f"its page is not {'PEP 691 JSON' if 'json' in kind else 'valid HTML'}"
+        raise NetworkError(message) from error
 
 
 def _parse_html(chunks: Iterable[bytes], url: str) -> list[IndexFile]:
@@ -99,35 +106,21 @@ def _parse_html(chunks: Iterable[bytes], url: str) -> list[IndexFile]:
     reader, decoder = _Links(url), codecs.getincrementaldecoder("utf-8")("replace")
     for chunk in chunks:
         for at in range(0, len(chunk), _FED):
-            _feed(reader, decoder.decode(chunk[at : at + _FED]))
+            reader.feed(decoder.decode(chunk[at : at + _FED]))
             if len(reader.rawdata) > _LONGEST_TAG:
                 message = f"its page has a tag of more than {_LONGEST_TAG} characters"
                 raise NetworkError(message)
     return reader.files
 
 
-def _feed(reader: HTMLParser, text: str) -> None:
-    """Feed Python's parser. It raises these errors for a bad `<![` and for a character reference with many digits."""
-    try:
-        reader.feed(text)
-    except (AssertionError, ValueError) as error:
-        message = "its page is not valid HTML"
-        raise NetworkError(message) from error
+def _parse_json(body: bytes, url: str) -> list[IndexFile]:
+    if body.count(b'"filename"') > _MOST:
+        raise _too_many_error()
+    return [_parse_entry(entry, url) for entry in msgspec.json.decode(body)["files"]]
 
 
 def _too_many_error() -> NetworkError:
     return NetworkError(f"its page lists more than {_MOST} files")
-
-
-def _parse_json(body: bytes, url: str) -> list[IndexFile]:
-    if body.count(b'"filename"') > _MOST:
-        raise _too_many_error()
-    try:
-        page = msgspec.json.decode(body)
-        return [_parse_entry(entry, url) for entry in page["files"]]
-    except (msgspec.DecodeError, RecursionError, KeyError, TypeError, AttributeError, ValueError) as error:
-        message = "its page is not PEP 691 JSON"
-        raise NetworkError(message) from error
 
 
 def _parse_entry(entry: Mapping[str, Any], url: str) -> IndexFile:
@@ -285,15 +278,17 @@ def locate(
 
     Raises UnavailableError naming the first package that no index lists with a hash of its lock, and why.
     """
-    requests = [(package, page) for package in packages for page in _page_urls(package, indexes)]
-    pages: dict[LockedPackage, list[Page]] = {package: [] for package in packages}
-    for (package, _), answer in zip(requests, _read_pages(requests, client), strict=True):
-        pages[package].append(answer)
-    hosts = {package: [host_of(page) for other, page in requests if other == package] for package in packages}
+    urls = {package: _page_urls(package, indexes) for package in packages}
+    pages = _read_pages([(package, url) for package in packages for url in urls[package]], client)
     return [
         file
         for package in packages
-        for file in match_files(package, pages[package], local_files(package, indexes), hosts[package])
+        for file in match_files(
+            package,
+            [pages[package, url] for url in urls[package]],
+            local_files(package, indexes),
+            [host_of(url) for url in urls[package]],
+        )
     ]
 
 
@@ -396,34 +391,27 @@ def local_files(package: LockedPackage, indexes: Mapping[str, Sequence[Index]]) 
     return [file for file in files if version is None or _parse_name(file.name)[1] == version]
 
 
-def _read_pages(requests: Sequence[tuple[LockedPackage, str]], client: Client) -> list[Page]:
+def _read_pages(requests: Sequence[tuple[LockedPackage, str]], client: Client) -> dict[tuple[LockedPackage, str], Page]:
     """Return the files or the error of each page. Waits for a busy host only if no other page lists the package."""
-    stop = threading.Event()
 
-    def settled(pair: tuple[tuple[LockedPackage, str], Page]) -> Page:
-        (package, url), page = pair
-        if not isinstance(page, NetworkError) or not page.retry or package in listed:
-            return page
+    def read(request: tuple[LockedPackage, str]) -> Page:
         try:
-            return try_sources([url], lambda at: read_page(client, at), stop)[0]
+            return read_page(client, request[1])
+        except NetworkError as error:
+            return error
+
+    def read_again(request: tuple[LockedPackage, str]) -> Page:
+        try:
+            return try_sources([request[1]], lambda url: read_page(client, url))[0]
         except NoSourceError as error:
-            return error.reasons[url]
+            return error.reasons[request[1]]
 
-    try:
-        pages = map_in_threads(lambda request: _read(client, request[1]), requests, _AT_ONCE)
-        pairs = list(zip(requests, pages, strict=True))
-        listed = {package for (package, _), page in pairs if _lists_package(page, package)}
-        return map_in_threads(settled, pairs, _AT_ONCE)
-    except BaseException:
-        stop.set()
-        raise
-
-
-def _read(client: Client, url: str) -> Page:
-    try:
-        return read_page(client, url)
-    except NetworkError as error:
-        return error
+    pages = dict(zip(requests, map_in_threads(read, requests, _AT_ONCE), strict=True))
+    listed = {package for (package, _), page in pages.items() if _lists_package(page, package)}
+    busy = [
+        one for one, page in pages.items() if isinstance(page, NetworkError) and page.retry and one[0] not in listed
+    ]
+    return pages | dict(zip(busy, map_in_threads(read_again, busy, _AT_ONCE), strict=True))
 
 
 def _lists_package(page: Page, package: LockedPackage) -> bool:

@@ -7,30 +7,35 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
-from envcheck.errors import ConfigError, UnavailableError
-from envcheck.mirrors import index as simple_api
-from envcheck.mirrors.hub import Reference, Revision, default_endpoint, file_url, read_revision, trusted_endpoint
-from envcheck.mirrors.index import CLIENT_PROFILES, PYPI, LockedPackage, Page, match_files, network_sources
+from envcheck.errors import UnavailableError
+from envcheck.mirrors.index import (
+    ACCEPT,
+    CLIENT_PROFILES,
+    PYPI,
+    LockedPackage,
+    Page,
+    listed_files,
+    match_files,
+    network_sources,
+    page_url,
+)
 from envcheck.mirrors.net.client import Client, hub_client
-from envcheck.mirrors.net.credentials import token_path
 from envcheck.mirrors.net.network_errors import NetworkError, UntrustedError
 from envcheck.mirrors.net.responses import HttpResponse, file_size
 from envcheck.mirrors.net.waits import map_within
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import load, presets
-from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Credential, HuggingFace, Index, Profile, host_of
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Credential, Index, Profile
 from envcheck.mirrors.ranking import FileStatus, MirrorMeasurement, RankedMirror, Rate, judged, rank, with_agreed_sizes
 
-HUB: Final = "hf"
 SECONDS: Final = 45.0
 # The range of a rate: bytes, and seconds after which it is broken off.
 _RANGE: Final = 8 << 20
@@ -51,28 +56,17 @@ class Mirror:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What to probe for in one kind of source: the packages of a lock's index, or the files of a model's revision."""
+    """What to probe for: the packages of a lock's part, as "pypi" or "pytorch/cu128"."""
 
     part: str
-    packages: Sequence[LockedPackage] = ()
-    revision: Revision | None = None
-
-    def urls(self, profile: Profile) -> list[str]:
-        """Return the URLs to ask: pages of an index, or a hub's endpoints."""
-        if self.part == HUB:
-            return endpoints(profile)
-        sources = network_sources(profile, self.part)
-        pages = (simple_api.page_url(index, package.project) for package in self.packages for index in sources)
-        return list(dict.fromkeys(pages))
+    packages: Sequence[LockedPackage]
 
     def able(self, mirrors: Sequence[Mirror]) -> list[Mirror]:
-        """Return the mirrors that have this kind of source."""
-        return [mirror for mirror in mirrors if self.urls(mirror.profile)]
+        """Return the mirrors that have this kind of index."""
+        return [mirror for mirror in mirrors if network_sources(mirror.profile, self.part)]
 
     def missing_reason(self) -> str:
-        """Return why a profile without a source of its own is not a mirror for this."""
-        if self.part == HUB:
-            return "the profile names no Hugging Face endpoint"
+        """Return why a profile without an index of its own is not a mirror for this."""
         kind = "Python" if self.part == PYPI else "PyTorch"
         return f"the profile names no {kind} index: packages would come from the client's own default"
 
@@ -85,24 +79,16 @@ def lock_targets(packages: Iterable[LockedPackage]) -> list[Target]:
     return [Target(part, of_part) for part, of_part in by_part.items()]
 
 
-def hub_target(revision: Revision) -> Target:
-    """Return the target for every file of a revision."""
-    return Target(HUB, revision=revision)
-
-
-def endpoints(profile: Profile) -> list[str]:
-    """Return the hub endpoints of a profile, or the default of huggingface_hub if the profile means that."""
-    own = default_endpoint() if profile.name in CLIENT_PROFILES and not profile.hf.endpoints else None
-    return [*profile.hf.endpoints, *([own] if own else [])]
-
-
 class _Probe:
     """The probe of one mirror while it runs. `files` has the status of each file, and a URL that has it."""
 
     def __init__(self, mirror: Mirror, target: Target) -> None:
         self.mirror, self.target = mirror, target
-        self.urls = target.urls(mirror.profile)
-        self.pages: dict[str, Page] = {}
+        self.pages: dict[str, Page] = {
+            page_url(index, package.project): NetworkError(_OUT_OF_TIME)
+            for package in target.packages
+            for index in network_sources(mirror.profile, target.part)
+        }
         self.files: list[tuple[FileStatus, str]] = []
         self.untrusted: str | None = None
         self.latency: float | None = None
@@ -121,50 +107,29 @@ class _Probe:
     def read_page(self, url: str) -> None:
         """Read a page of an index."""
         try:
-            with self.get(url, {"Accept": simple_api.ACCEPT}) as answer:
-                self.pages[url] = simple_api.listed_files(answer)
+            with self.get(url, {"Accept": ACCEPT}) as answer:
+                self.pages[url] = listed_files(answer)
         except NetworkError as error:
             self.pages[url] = error
 
-    def candidates(self) -> list[tuple[FileStatus, tuple[str, ...]]]:
-        """Return each needed file with the URLs that may have it."""
-        revision = self.target.revision
-        if revision is None:
-            return [pair for package in self.target.packages for pair in self._listed(package)]
-        ref = Reference(revision.kind, revision.repo, revision.revision)
-        return [
-            (
-                FileStatus(need=file.path, listed="hash", sha256=file.sha256, size=file.size),
-                tuple(file_url(endpoint, ref, file.path) for endpoint in self.urls),
-            )
-            for file in (revision.files if self.urls else ())
-        ]
-
     def _listed(self, package: LockedPackage) -> list[tuple[FileStatus, tuple[str, ...]]]:
+        """Return the files of a package, each with the URLs that may have it."""
         sources = network_sources(self.mirror.profile, self.target.part)
-        urls = [simple_api.page_url(index, package.project) for index in sources]
-        pages = [self.pages.get(url, NetworkError(_OUT_OF_TIME)) for url in urls]
+        pages = [self.pages[page_url(index, package.project)] for index in sources]
         try:
             located = match_files(package, pages)
         except UnavailableError as error:
             return [(FileStatus(need=package.label, listed="absent", why=error.message.partition(": ")[2]), ())]
         hashed = {file.sha256 for page in pages if isinstance(page, list) for file in page}
+        ways: list[Literal["hash", "name"]] = ["hash" if file.sha256 in hashed else "name" for file in located]
         return [
-            (
-                FileStatus(
-                    need=package.label,
-                    listed="hash" if file.sha256 in hashed else "name",
-                    sha256=file.sha256,
-                    size=file.size,
-                ),
-                file.urls,
-            )
-            for file in located
+            (FileStatus(need=package.label, listed=way, sha256=file.sha256, size=file.size), file.urls)
+            for way, file in zip(ways, located, strict=True)
         ]
 
     def request_files(self, seconds: float) -> None:
         """Request the first byte of every file."""
-        candidates = self.candidates()
+        candidates = [pair for package in self.target.packages for pair in self._listed(package)]
         done = map_within(lambda pair: self._request_file(*pair), candidates, _THREADS, seconds)
         late = [(msgspec.structs.replace(status, why=_OUT_OF_TIME), "") for status, _ in candidates]
         self.files = [one if isinstance(one, tuple) else missed for one, missed in zip(done, late, strict=True)]
@@ -191,21 +156,19 @@ class _Probe:
         return MirrorMeasurement(
             mirror=self.mirror.name,
             part=target.part,
-            own=own_hosts(profile, self.urls),
+            own=own_hosts(profile, self.pages),
             closed=profile.closed,
             origin=is_origin(profile, target.part),
-            needs=len(target.packages if target.revision is None else target.revision.files),
-            missing=None if self.urls else target.missing_reason(),
+            needs=len(target.packages),
+            missing=None if self.pages else target.missing_reason(),
             untrusted=self.untrusted,
-            plain=any(url.startswith("http://") for url in self.urls),
+            plain=any(url.startswith("http://") for url in self.pages),
             latency=self.latency,
             files=[status for status, _ in self.files],
-            commit=None if target.revision is None else target.revision.revision,
         )
 
 
 def _with_answer(status: FileStatus, response: HttpResponse) -> FileStatus:
-    by_name = {name.lower(): value for headers in reversed(response.passed) for name, value in headers.items()}
     size = file_size(response.status, response.headers)
     return msgspec.structs.replace(
         status,
@@ -213,8 +176,6 @@ def _with_answer(status: FileStatus, response: HttpResponse) -> FileStatus:
         hosts=list(response.hosts),
         ranged=response.status == HTTPStatus.PARTIAL_CONTENT and size is not None,
         served_size=size,
-        commit=by_name.get("x-repo-commit"),
-        linked=by_name.get("x-linked-etag", "").strip('"') or None,
     )
 
 
@@ -226,8 +187,6 @@ def own_hosts(profile: Profile, urls: Iterable[str]) -> list[str]:
 
 def is_origin(profile: Profile, part: str) -> bool:
     """Tell whether a part comes from the client's default only."""
-    if part == HUB:
-        return profile.name in CLIENT_PROFILES and not profile.hf.endpoints
     indexes = [index for index in (profile.pypi if part == PYPI else profile.pytorch) if index.local is None]
     return all(index.url == CLIENT_DEFAULT for index in indexes) and (bool(indexes) or profile.name in CLIENT_PROFILES)
 
@@ -235,10 +194,9 @@ def is_origin(profile: Profile, part: str) -> bool:
 def ranked_mirrors(target: Target, mirrors: Sequence[Mirror], seconds: float = SECONDS) -> list[RankedMirror]:
     """Measure the mirrors for every file of the target within so many seconds, and return them ranked."""
     end, probes = time.monotonic() + seconds, [_Probe(mirror, target) for mirror in mirrors]
-    if target.revision is None:
-        # A mirror whose page never ends must not use up the time for the files of the others.
-        reads = [(one, url) for one in probes for url in one.urls]
-        map_within(lambda pair: pair[0].read_page(pair[1]), reads, _THREADS * len(probes), seconds * 0.4)
+    # A mirror whose page never ends must not use up the time for the files of the others.
+    reads = [(one, url) for one in probes for url in one.pages]
+    map_within(lambda pair: pair[0].read_page(pair[1]), reads, _THREADS * len(probes), seconds * 0.4)
     left = max(0.0, end - time.monotonic()) * 0.7
     map_within(lambda one: one.request_files(left), probes, len(probes), left + 1.0)
     measured = with_agreed_sizes([one.measured() for one in probes])
@@ -290,33 +248,16 @@ def load_mirror(name: str) -> Mirror:
     return Mirror(shown, profile, hub_client(profile, probes=True, connect=4.0, read=8.0))
 
 
-def resolved(ref: Reference, mirrors: Sequence[Mirror]) -> Revision:
-    """Return the revision of a reference, resolved at the trusted endpoint of the first mirror that names one."""
-    trusting = next((mirror.profile for mirror in mirrors if mirror.profile.hf.trusted), Profile(name="none"))
-    try:
-        endpoint = trusted_endpoint(trusting, mirror=False)
-    except ConfigError as error:
-        # The original fix names --trust-mirror, which makes no sense before a mirror is chosen.
-        fix = "name a profile with `hf: {trusted: URL}`, or install huggingface_hub beside envcheck"
-        raise ConfigError(error.message, fix=fix) from error
-    return read_revision(hub_client(trusting, endpoint), endpoint, ref)
-
-
-def choose(
-    targets: Sequence[Target], mirrors: Sequence[Mirror], environ: Mapping[str, str] | None = None
-) -> tuple[Profile, list[str]]:
+def choose(targets: Sequence[Target], mirrors: Sequence[Mirror]) -> tuple[Profile, list[str]]:
     """Probe, and return a profile of the mirrors that pass, the best first, with a reason for each mirror.
 
     Mirrors that fail only `ranges` come last, because pip and uv need no ranges. A profile has one CA and one netrc
     file: mirrors that need others than the first are left out. Each host gets only the credentials of its own profile.
-    What was not probed (apt, the registry) comes from the first mirror's profile. Raise UnavailableError if no mirror
-    has a part.
+    What was not probed (apt, the registry, Hugging Face) comes from the first mirror's profile. Raise UnavailableError
+    if no mirror has a part.
     """
-    environ = os.environ if environ is None else environ
     ranked = [one for target in targets for one in ranked_mirrors(target, target.able(mirrors))]
     profiles = {mirror.name: mirror.profile for mirror in mirrors}
-    if any(target.part == HUB for target in targets):
-        profiles = {name: _with_own_token(profile, environ) for name, profile in profiles.items()}
     usable = [one for one in ranked if one.passed]
     usable += [one for one in ranked if {criterion.name for criterion in one.failed} == {"ranges"}]
     needs = [(profiles[one.mirror].ca, profiles[one.mirror].netrc) for one in usable]
@@ -327,7 +268,6 @@ def choose(
     credentials: dict[str, Credential] = {}
     for one in used:
         credentials = {**profiles[one.mirror].credentials, **credentials}
-    urls = [url for one in used if one.part == HUB for url in endpoints(profiles[one.mirror])]
     profile = msgspec.structs.replace(
         first,
         pypi=_indexes(used, profiles, PYPI),
@@ -336,8 +276,6 @@ def choose(
         netrc=netrc,
         credentials=credentials,
     )
-    if urls:
-        profile = msgspec.structs.replace(profile, hf=HuggingFace(endpoint=urls[0], fallbacks=urls[1:]))
     return profile, [*reasons, *(_reason(one, used) for one in sorted(ranked, key=lambda one: one not in used))]
 
 
@@ -347,21 +285,11 @@ def _demand_source(
     """Return a reason for a target that only directories of this machine have. Raise UnavailableError if none has."""
     if any(one.part == target.part for one in used):
         return []
-    if target.part != HUB and _local_indexes(profiles, target.part.partition("/")[0]):
+    if _local_indexes(profiles, target.part.partition("/")[0]):
         return [f"{target.part}: no mirror, only this machine's directories of wheels"]
     failed = [f"{one.mirror}: {fault.why}" for one in ranked if one.part == target.part for fault in one.failed]
     message = f"no mirror has all files of {target.part}: {'; '.join(failed[:3]) or 'no mirror is known'}"
     raise UnavailableError(message, fix="run `envcheck mirror probe`, or pass your own profile with --mirror")
-
-
-def _with_own_token(profile: Profile, environ: Mapping[str, str]) -> Profile:
-    """Return the profile with the user's token as a credential of its own endpoints, if it allows that."""
-    file = token_path(environ)
-    if profile.hf.token != "allow" or not (environ.get("HF_TOKEN") or file.is_file()):  # noqa: S105 (a policy)
-        return profile
-    token = Credential(token_env="HF_TOKEN") if environ.get("HF_TOKEN") else Credential(token_file=str(file))  # noqa: S106
-    hosts = {host_of(url): token for url in profile.hf.endpoints}
-    return msgspec.structs.replace(profile, credentials={**hosts, **profile.credentials})
 
 
 def _indexes(used: Sequence[RankedMirror], profiles: Mapping[str, Profile], family: str) -> list[Index]:

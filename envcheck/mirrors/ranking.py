@@ -5,15 +5,12 @@ No speed outweighs a failed criterion, and a mirror that redirects to hosts of o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
 from envcheck.counting import counted
-
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,8 +29,6 @@ class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
     hosts: list[str] = []
     ranged: bool = False
     served_size: int | None = None
-    commit: str | None = None
-    linked: str | None = None
 
     @property
     def available(self) -> bool:
@@ -55,7 +50,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MirrorMeasurement(msgspec.Struct, frozen=True, kw_only=True):
-    """All measurements of one mirror for a part of a lock, or for the commit of a model.
+    """All measurements of one mirror for a part of a lock.
 
     `own` are the hosts that the profile names. `origin` marks the clients' own default, which may redirect to other
     hosts. `latency`: the seconds until the first answer. `range_fault` says why a range in the middle of a file failed.
@@ -72,7 +67,6 @@ class MirrorMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     plain: bool
     latency: float | None
     files: list[FileStatus]
-    commit: str | None
     rate: Rate | None = None
     range_fault: str | None = None
 
@@ -155,8 +149,6 @@ def _criteria(measured: MirrorMeasurement) -> Iterator[Criterion]:
         yield _hash(served)
         yield _ranges(measured, served)
         yield _stays(measured, served)
-    if served and measured.commit is not None:
-        yield _commit(served, measured.commit)
 
 
 def _coverage(measured: MirrorMeasurement) -> Criterion:
@@ -172,9 +164,12 @@ def _coverage(measured: MirrorMeasurement) -> Criterion:
 
 
 def _hash(served: Sequence[FileStatus]) -> Criterion:
-    wrong = next((fault for file in served if (fault := _mismatch(file)) is not None), None)
+    wrong = next(
+        (file for file in served if None not in {file.size, file.served_size} and file.size != file.served_size), None
+    )
     if wrong is not None:
-        return Criterion(name="hash", passed=False, why=wrong)
+        why = f"{wrong.need}: {wrong.hosts[-1]} has {wrong.served_size} bytes, expected {wrong.size}"
+        return Criterion(name="hash", passed=False, why=why)
     unsure = next((file for file in served if file.listed == "name" and file.size is None), None)
     if unsure is not None:
         why = f"{unsure.need}: its page gives no hash, and no page gives the size"
@@ -183,15 +178,6 @@ def _hash(served: Sequence[FileStatus]) -> Criterion:
     ways = {"hash": len(served) - named, "name and size": named}
     why = ", ".join(f"{counted(number, 'file')} by {way}" for way, number in ways.items() if number)
     return Criterion(name="hash", passed=True, why=why)
-
-
-def _mismatch(file: FileStatus) -> str | None:
-    if None not in {file.size, file.served_size} and file.served_size != file.size:
-        return f"{file.need}: {file.hosts[-1]} has {file.served_size} bytes, expected {file.size}"
-    linked = file.linked or ""
-    if _SHA256.fullmatch(linked) and file.sha256 not in {None, linked}:
-        return f"{file.need}: served with sha256 {linked[:12]}..., expected {str(file.sha256)[:12]}..."
-    return None
 
 
 def _ranges(measured: MirrorMeasurement, served: Sequence[FileStatus]) -> Criterion:
@@ -212,12 +198,3 @@ def _stays(measured: MirrorMeasurement, served: Sequence[FileStatus]) -> Criteri
     last = "" if measured.closed or measured.origin else "; it comes after mirrors that serve their own files"
     why = f"{away} of {counted(len(served), 'file')} from {', '.join(foreign)}{last}"
     return Criterion(name="stays", passed=False, why=why, hard=measured.closed)
-
-
-def _commit(served: Sequence[FileStatus], pinned: str) -> Criterion:
-    wrong = next((file for file in served if file.commit != pinned), None)
-    if wrong is not None:
-        missing = "no X-Repo-Commit, so huggingface_hub refuses the file"
-        commit = f"X-Repo-Commit is {wrong.commit[:12]}" if wrong.commit else missing
-        return Criterion(name="commit", passed=False, why=f"{wrong.need}: {commit}")
-    return Criterion(name="commit", passed=True, why=f"{pinned[:12]} for every file")

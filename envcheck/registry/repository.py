@@ -23,7 +23,7 @@ from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import BrokenError, NetworkError, SlowError, StatusError
 from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.net.urls import host_of, origin_of, redirect_target
-from envcheck.mirrors.net.waits import NETWORK_WAITS
+from envcheck.mirrors.net.waits import tell_pause
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.settings import mirrors
 from envcheck.registry.documents import (
@@ -144,9 +144,8 @@ class Repository:
                 again = request.retry and (error.retry or broke)
                 if not again or pause is None or after is None or waited + after > _LONGEST:
                     raise self._unavailable(error) from error
-                note = f"{error}; next attempt in {after:.0f} s"
-            with NETWORK_WAITS.on(host_of(self.reference.url), "pause", note):
-                self._sleep(after)
+                tell_pause(host_of(self.reference.url), error, after)
+            self._sleep(after)
             waited += after
         raise AssertionError
 

@@ -55,11 +55,11 @@ def test_what_is_no_stable_wheel_for_linux_of_that_variant_is_passed_over(name: 
 def test_a_withdrawn_file_and_a_date_are_read_off_a_page() -> None:
     name = "torch-2.15.0-cp312-cp312-manylinux_2_28_x86_64.whl"
     entry = {"filename": name, "url": name, "hashes": {}, "yanked": "broken", "upload-time": "2026-10-28T01:02:03Z"}
-    [file] = parse_page(json.dumps({"files": [entry]}).encode(), JSON, "https://mirror.example/simple/torch/")
+    [file] = parse_page([json.dumps({"files": [entry]}).encode()], JSON, "https://mirror.example/simple/torch/")
     assert (file.yanked, file.uploaded) == (True, "2026-10-28T01:02:03Z")
     assert list(parse_wheels([file], None)) == []
     html = f'<a href="{name}" data-yanked="">x</a><a href="{name}">x</a>'.encode()
-    assert [file.yanked for file in parse_page(html, "text/html", "https://mirror.example/")] == [True, False]
+    assert [file.yanked for file in parse_page([html], "text/html", "https://mirror.example/")] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -93,12 +93,10 @@ def _elsewhere(profile: Path) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "no files are named"),
+        ([], "expected one cell or --lock, found none"),
         (["torch*"], "names"),
-        (["tuna", "--model", "org/name"], "'tuna' is a mirror, but the argument is a CELL"),
-        (["my/site.yaml"], "pass it as --mirror my/site.yaml"),
-        (["torch2.13.0-cpu-py311", "torch2.13.0-cpu-py312"], "expected one cell, found 2"),
-        (["torch2.13.0-cpu-py311", "--model", "org/name"], "CELL and --model exclude each other"),
+        (["tuna"], "tuna"),
+        (["torch2.13.0-cpu-py311", "torch2.13.0-cpu-py312"], "each mirror as --mirror NAME"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], message: str) -> None:

@@ -16,21 +16,18 @@ import msgspec
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.hub import HubFile, Revision
 from envcheck.mirrors.index import LockedPackage, network_sources, python_index
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.net.credentials import logins
 from envcheck.mirrors.probe import (
     Mirror,
     choose,
     default_mirrors,
-    hub_target,
     is_origin,
     lock_targets,
     own_hosts,
     ranked_mirrors,
 )
-from envcheck.mirrors.profiles.model import Credential, HuggingFace, Index, Profile
+from envcheck.mirrors.profiles.model import Credential, Index, Profile
 from envcheck.mirrors.ranking import RankedMirror
 from tests.certificates import self_signed, signed
 from tests.http_server import Answer, Request, Server, Servers, endless, paced, ranged
@@ -43,21 +40,11 @@ WHEELS = {
 HASHES = {name: hashlib.sha256(body).hexdigest() for name, body in WHEELS.items()}
 DEMO, OTHER = WHEELS
 PACKAGES = [LockedPackage(name.split("-")[0], (digest,), version=name.split("-")[1]) for name, digest in HASHES.items()]
-BODY = b"weights" * 30_000
-COMMIT = "a" * 40
-REVISION = Revision(
-    repo="org/tiny",
-    revision=COMMIT,
-    files=[
-        HubFile(path="empty.txt", size=0, sha256=hashlib.sha256(b"").hexdigest()),
-        HubFile(path="model.safetensors", size=len(BODY), sha256=hashlib.sha256(BODY).hexdigest()),
-    ],
-)
 
 
 @dataclasses.dataclass
 class Faults:
-    """What an index or a hub does wrong."""
+    """What a mirror does wrong."""
 
     gone: str = ""
     wrong_hash: str = ""
@@ -68,8 +55,6 @@ class Faults:
     middle: bool = True
     pause: float = 0.0
     drip: bool = False
-    commit: str | None = COMMIT
-    linked: str = hashlib.sha256(BODY).hexdigest()
 
 
 def answer(faults: Faults, request: Request) -> Answer:
@@ -78,8 +63,6 @@ def answer(faults: Faults, request: Request) -> Answer:
         return Answer(200, endless(b"", b" ")(b""), {"Content-Type": "text/html", "Content-Length": "1000000"})
     if kind == "simple":
         return page(name, faults)
-    if kind != "files":
-        return hub_answer(faults, request, name)
     if name not in WHEELS or name == faults.gone:
         return Answer(404)
     if faults.files_at:
@@ -97,18 +80,6 @@ def page(project: str, faults: Faults) -> Answer:
     digest = "0" * 64 if actual == faults.wrong_hash else HASHES[actual]
     body = f'<a href="/files/{actual}{"" if faults.no_hash else f"#sha256={digest}"}">{actual}</a>'
     return Answer(200, body.encode(), {"Content-Type": "text/html"})
-
-
-def hub_answer(faults: Faults, request: Request, name: str) -> Answer:
-    headers = {"X-Repo-Commit": faults.commit} if faults.commit else {}
-    if name and name.endswith(faults.gone or "nothing"):
-        return Answer(404)
-    if not name.endswith("empty.txt"):
-        headers |= {"X-Linked-Etag": f'"{faults.linked}"'}
-        if faults.files_at:
-            return Answer(302, headers={**headers, "Location": f"{faults.files_at}/cdn"})
-    body = b"" if name.endswith("empty.txt") else BODY + (b"x" if faults.other_size else b"")
-    return ranged(request, body, headers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,12 +196,10 @@ def test_where_files_really_come_from_is_told_and_fails_a_closed_profile(sites: 
 def test_the_clients_own_default_is_the_origin_and_no_mirror_that_is_left() -> None:
     default = Index(url="default")
     assert is_origin(Profile(name="none"), "pypi")
-    assert is_origin(Profile(name="host"), "hf")
     assert is_origin(Profile(name="site", pypi=[default, Index(url="/srv/wheels", kind="find-links")]), "pypi")
     mirrored = Profile(name="host", pypi=[Index(url="https://mirror.example/simple"), default])
     assert not is_origin(mirrored, "pypi")
     assert is_origin(mirrored, "pytorch/cpu")
-    assert not is_origin(Profile(name="host", hf=HuggingFace(endpoint="https://hf.example")), "hf")
     assert not is_origin(Profile(name="site"), "pypi")
     none = Profile(name="none")
     assert own_hosts(none, [index.url for index in network_sources(none, "pypi")]) == [urlsplit(python_index()).netloc]
@@ -294,9 +263,12 @@ def test_each_part_of_a_lock_has_an_order_of_its_own(sites: Sites) -> None:
 
 def test_a_source_that_needs_another_ca_is_left_out(sites: Sites) -> None:
     one, other = sites.mirror("one", sites.start()), sites.mirror("two", sites.start(pause=0.05))
-    other = dataclasses.replace(other, profile=msgspec.structs.replace(other.profile, ca="/other.pem"))
-    profile, reasons = choose(lock_targets(PACKAGES), [one, other])
+    known = {name: {f"{name}.example": Credential(token_env=name)} for name in ("one", "two")}
+    one = dataclasses.replace(one, profile=msgspec.structs.replace(one.profile, credentials=known["one"]))
+    changed = msgspec.structs.replace(other.profile, ca="/other.pem", credentials=known["two"])
+    profile, reasons = choose(lock_targets(PACKAGES), [one, dataclasses.replace(other, profile=changed)])
     assert profile.pypi == one.profile.pypi
+    assert profile.credentials == known["one"]
     assert reasons[1] == "pypi: not two: it needs another CA or netrc file"
 
 
@@ -310,66 +282,3 @@ def test_this_machine_the_users_choice_and_the_presets_are_asked(
     names = [mirror.name for mirror in default_mirrors()]
     assert names[:2] == ["host", "site"]
     assert {"tuna", "ustc"} <= set(names)
-
-
-def judged_hub(*sites: Server, closed: bool = False) -> RankedMirror:
-    urls = [site.url for site in sites]
-    profile = Profile(name="hub", hf=HuggingFace(endpoint=urls[0], fallbacks=urls[1:]), closed=closed)
-    return ranked_mirrors(hub_target(REVISION), [Mirror("hub", profile, Client(connect=1.0, read=2.0))], 10.0)[0]
-
-
-def test_a_hub_passes_if_one_of_its_endpoints_has_the_commit(sites: Sites) -> None:
-    ranked = judged_hub(sites.start(""), closed=True)
-    assert ranked.passed, ranked.criteria
-    assert why(ranked, "commit") == "aaaaaaaaaaaa for every file"
-    assert ranked.measured.rate is not None
-    assert judged_hub(sites.start("", gone=".txt"), sites.start("")).passed
-
-
-@each(
-    ("faults", "gate", "message"),
-    [
-        ({"commit": "b" * 40}, "commit", "empty.txt: X-Repo-Commit is bbbbbbbbbbbb"),
-        ({"commit": None}, "commit", "empty.txt: no X-Repo-Commit, so huggingface_hub refuses the file"),
-        ({"linked": "0" * 64}, "hash", "model.safetensors: served with sha256 000000000000..., expected "),
-        ({"other_size": "x"}, "hash", f"has {len(BODY) + 1} bytes, expected {len(BODY)}"),
-        ({"gone": "t"}, "coverage", "has 1 of 2 files; empty.txt: "),
-    ],
-)
-def test_what_is_not_what_was_pinned_fails_its_gate(
-    sites: Sites, faults: dict[str, object], gate: str, message: str
-) -> None:
-    ranked = judged_hub(sites.start("", **faults))
-    assert failed(ranked) == {gate}
-    assert message in why(ranked, gate)
-    assert ranked.measured.rate is None
-
-
-def test_the_commit_is_read_off_the_first_host_and_the_bytes_off_the_last(sites: Sites) -> None:
-    cdn = sites.start("", commit=None)
-    front = sites.start("", files_at=cdn.url)
-    result = judged_hub(front)
-    assert result.passed, result.criteria
-    assert why(result, "stays").startswith(f"1 of 2 files from {cdn.netloc}")
-    assert failed(judged_hub(front, closed=True)) == {"stays"}
-
-
-def test_a_token_is_for_the_endpoints_of_the_profile_that_allows_it(sites: Sites) -> None:
-    """Joined to one profile, a mirror that may see HF_TOKEN does not take another one along."""
-    at = {name: sites.start("").url for name in "abc"}
-    own = Credential(token_env="OTHER")  # noqa: S106
-    hosts = {name: url.removeprefix("http://") for name, url in at.items()}
-    profiles = [
-        Profile(name="a", hf=HuggingFace(endpoint=at["a"], token="allow")),  # noqa: S106
-        Profile(name="b", hf=HuggingFace(endpoint=at["b"])),
-        Profile(name="c", hf=HuggingFace(endpoint=at["c"]), credentials={hosts["c"]: own}),
-    ]
-    mirrors = [Mirror(profile.name, profile, Client()) for profile in profiles]
-    joined, _ = choose([hub_target(REVISION)], mirrors, {"HF_TOKEN": "canary"})
-    assert set(joined.hf.endpoints) == set(at.values())
-    assert joined.credentials == {hosts["a"]: Credential(token_env="HF_TOKEN"), hosts["c"]: own}  # noqa: S106
-    known = logins(joined, environ={"HF_TOKEN": "canary", "OTHER": "other"})
-    sent = {url: [header for one in known if (header := one.header(f"{url}/x"))] for url in joined.hf.endpoints}
-    assert sent == {at["a"]: ["Bearer canary"], at["b"]: [], at["c"]: ["Bearer other"]}
-    with pytest.raises(UnavailableError, match="no mirror has all files of hf: no mirror is known"):
-        choose([hub_target(REVISION)], [])

@@ -36,13 +36,13 @@ def test_json_and_html_say_the_same() -> None:
     page = {"files": [{"filename": "torch-1.whl", "url": "../../f/torch-1.whl", "hashes": {"sha256": A}}]}
     html = f'<html><a href="../../f/torch-1.whl#sha256={A}">torch</a><a href="">no file</a></html>'
     expected = [IndexFile("torch-1.whl", "https://mirror.example/f/torch-1.whl", A)]
-    assert parse_page(json.dumps(page).encode(), JSON, URL) == expected
-    assert parse_page(html.encode(), "text/html", URL) == expected
+    assert parse_page([json.dumps(page).encode()], JSON, URL) == expected
+    assert parse_page([html.encode()], "text/html", URL) == expected
 
 
 def test_a_local_version_s_plus_is_read_in_either_spelling() -> None:
     page = b'<base href="https://other.example/x/"><a href="torch-2.8.0%2Bcu128.whl">t</a>'
-    assert parse_page(page, "text/html", URL) == [
+    assert parse_page([page], "text/html", URL) == [
         IndexFile("torch-2.8.0+cu128.whl", "https://other.example/x/torch-2.8.0%2Bcu128.whl")
     ]
 
@@ -50,12 +50,12 @@ def test_a_local_version_s_plus_is_read_in_either_spelling() -> None:
 @each("body", [b"", b"[]", b"{}", b'{"files": 3}', b'{"files": [3]}', b'{"files": [{}]}'])
 def test_json_that_is_no_page_is_one_line(body: bytes) -> None:
     with pytest.raises(NetworkError, match="not PEP 691 JSON"):
-        parse_page(body, JSON, URL)
+        parse_page([body], JSON, URL)
 
 
 @given(st.text())
 def test_no_html_breaks_the_reader(text: str) -> None:
-    files = parse_page(f'<a href="{text}">'.encode(), "text/html", URL)
+    files = parse_page([f'<a href="{text}">'.encode()], "text/html", URL)
     assert len(files) <= 1
     assert all(file.name and "/" not in file.url.rpartition("/")[2] for file in files)
 

@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
+from urllib.parse import unquote, urlsplit
 
 import click
 
 from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, Size, command_with, complete_cells
 from envcheck.cli.shared.process import status_of, stopping
-from envcheck.cli.sources.downloads import FetchRequest, model_endpoints, profile_to_fetch, wanted_files
+from envcheck.cli.sources.downloads import CellLocks, locked_cells, locked_packages, profile_for
 from envcheck.cli.sources.store import format_bytes, progress_bar
 from envcheck.counting import counted
-from envcheck.errors import EnvcheckError
-from envcheck.mirrors.fetch.request import BandwidthLimiter, FetchedFile, TransferOptions
+from envcheck.errors import ConfigError, EnvcheckError
+from envcheck.images.lockfile import parse_requirements
+from envcheck.mirrors.fetch.request import BandwidthLimiter, FetchedFile, TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch_all
-from envcheck.mirrors.hub import Revision, fetch_revision
+from envcheck.mirrors.hub import (
+    SCHEMA,
+    Reference,
+    Revision,
+    default_endpoint,
+    fetch_revision,
+    parse_lock,
+    parse_reference,
+    read_revision,
+    trusted_endpoint,
+)
+from envcheck.mirrors.index import NAME_MAX, locate
 from envcheck.mirrors.net.client import Client, hub_client
+from envcheck.mirrors.net.urls import is_web_url, split_sha256
+from envcheck.mirrors.profiles.load import AUTO, load
+from envcheck.mirrors.profiles.model import Profile, has_userinfo, network_indexes, redacted
+from envcheck.safe_files import read_whole
 
 _GO_ON: Final = "run the same command to resume"
 
@@ -62,11 +80,56 @@ class FetchOptions:
     connections: Annotated[int, Option("Connections at once.", type=click.IntRange(1, 64))] = 16
     as_json: Annotated[bool, Option("--json", "Print the result as JSON.")] = False
 
-    def request(self) -> FetchRequest:
-        """Return which files are asked for: a cell's name has no colon and no slash, and each URL has both."""
+    def requested(self, settings: Settings) -> WantedFile | Revision | Reference | list[CellLocks]:
+        """Return what is asked for, without the network. Raise ConfigError for what is wrong by itself."""
         text = self.cell_or_url
-        url, cell = (text, None) if text is not None and (":" in text or "/" in text) else (None, text)
-        return FetchRequest(url, cell, self.lock, self.model, self.dataset, self.sha256, self.trust_mirror)
+        is_url = text is not None and (":" in text or "/" in text)  # a cell's name has neither
+        named = {"URL" if is_url else "CELL": text, "--lock": self.lock}
+        named |= {"--model": self.model, "--dataset": self.dataset}
+        names = [name for name, value in named.items() if value is not None]
+        if len(names) != 1:
+            message = f"{' and '.join(names)} exclude each other" if names else "nothing to fetch"
+            fix = "give one of CELL, URL --sha256 HASH, --lock FILE, --model REPO@REV, --dataset REPO@REV"
+            raise ConfigError(message, fix=fix)
+        if not is_url and self.sha256 is not None:
+            message = f"--sha256 is for a URL: the files of {names[0]} have their own hashes"
+            raise ConfigError(message, fix="leave --sha256 out")
+        if self.mirror == AUTO and names[0] not in {"CELL", "--lock"}:
+            message = f"--mirror auto is for wheels, and does not apply to {names[0]}"
+            raise ConfigError(message, fix="pass --mirror NAME, or leave --mirror out")
+        if text is not None:
+            one_cell = self.mirror == AUTO
+            return self._file(text) if is_url else locked_cells(settings, text, one=one_cell)
+        if self.lock is not None:
+            return _read_lock(self.lock)
+        return parse_reference(self.model or self.dataset or "", "model" if self.model else "dataset")
+
+    def _file(self, url: str) -> WantedFile:
+        if has_userinfo(url):
+            message = f"{redacted(url)} contains a user or password"
+            raise ConfigError(message, fix="move it to a netrc file, and name that in a mirror profile")
+        name = unquote(urlsplit(url).path.rpartition("/")[2]) if is_web_url(url) else ""
+        if name in {"", ".", ".."} or "/" in name or not name.isprintable() or len(name.encode()) > NAME_MAX:
+            message = f"{redacted(url)!r} is not the URL of a file"
+            raise ConfigError(message, fix="write https://HOST/PATH/FILE")
+        url, in_url = split_sha256(url)
+        fix = "pass --sha256 HASH; take the hash from the file's origin, not from the mirror"
+        if self.sha256 is not None and not re.fullmatch(r"(?:sha256:)?[0-9a-fA-F]{64}", self.sha256):
+            message = f"{name}: {self.sha256[:70]!r} is no sha256: it has not 64 hexadecimal digits"
+            raise ConfigError(message, fix=fix)
+        given = self.sha256.removeprefix("sha256:").lower() if self.sha256 is not None else None
+        hashes = {given, in_url} - {None}
+        if len(hashes) != 1:
+            message = f"{name}: {'--sha256 and the hash after # differ' if hashes else 'no expected hash'}"
+            raise ConfigError(message, fix=fix)
+        return WantedFile((url,), str(hashes.pop()), None, self.output / name, other_fix="check the URL")
+
+
+def _read_lock(path: Path) -> Revision | list[CellLocks]:
+    content, where = read_whole(path), str(path)
+    if SCHEMA.encode() in content[:200]:
+        return parse_lock(content, where)
+    return [CellLocks([parse_requirements(content, "base", where)], None)]
 
 
 @command_with(
@@ -122,21 +185,46 @@ def _print_json(fetched: list[FetchedFile], error: dict[str, str | None] | None,
 
 def _fetched(settings: Settings, options: FetchOptions, done: list[FetchedFile], stop: threading.Event) -> str:
     """Fetch what is asked for into `done`, in its order; return what a person does with it."""
-    request = options.request()
-    request.check()
-    profile, requested = profile_to_fetch(settings, options.mirror, request)
-    if isinstance(requested, list):
+    requested, trusted = options.requested(settings), ""
+    if isinstance(requested, Reference):  # the mirror is printed only when the request is known to be right
+        trusted = trusted_endpoint(load(options.mirror), mirror=options.trust_mirror)
+    if isinstance(requested, WantedFile):
+        profile = load(options.mirror)  # a URL says itself where from
+    else:
+        locks = [lock for cell in requested for lock in cell.locks] if isinstance(requested, list) else []
+        profile = profile_for(settings, options.mirror, locks)
+    if isinstance(requested, (WantedFile, list)):
         client = hub_client(profile, connections=options.connections)
-        files = wanted_files(request, requested, profile, client, options.output)
+        files = [requested] if isinstance(requested, WantedFile) else _located(requested, profile, client, options)
         with _shown(settings, client, options, [want.expected for want in files], stop) as (means, say):
             done[:] = fetch_all(files, means, _collected(done, say, {}))
         return ""
-    endpoints = model_endpoints(request, profile)
+    if isinstance(requested, Reference):
+        requested = read_revision(hub_client(profile, trusted, connections=8), trusted, requested)
+    default = default_endpoint() if profile.hf.trusted is None else profile.hf.trusted
+    endpoints = profile.hf.endpoints or [endpoint for endpoint in (default,) if endpoint]
+    if not endpoints:
+        message = f"the mirror profile {profile.name} has no hf.endpoint"
+        raise ConfigError(message, fix="pass one that has it, e.g. --mirror hf-mirror; see `envcheck mirror list`")
     client = hub_client(profile, *endpoints, connections=options.connections)
     names = {file.blob: file.path for file in requested.files}
     with _shown(settings, client, options, [file.size for file in requested.files], stop) as (means, say):
         done[:] = fetch_revision(requested, endpoints, options.output, means, _collected(done, say, names))
     return f"use it with HF_HUB_OFFLINE=1 HF_HUB_CACHE={options.output.absolute()}: {_call(requested)}"
+
+
+def _located(cells: list[CellLocks], profile: Profile, client: Client, options: FetchOptions) -> list[WantedFile]:
+    """Return every file of the locks, from directories of this machine first."""
+    indexes = {
+        family: [
+            *(index for index in sources if index.local is not None),
+            *network_indexes(sources, closed=profile.closed),
+        ]
+        for family, sources in (("pypi", profile.pypi), ("pytorch", profile.pytorch))
+    }
+    files = [file for cell in cells for file in locate(locked_packages(*cell), indexes, client)]
+    paths = {options.output / file.name: file for file in files}
+    return [WantedFile(f.urls, f.sha256, None, path, f.local, hint=f.size) for path, f in paths.items()]
 
 
 def _collected(
@@ -170,15 +258,6 @@ def _call(revision: Revision) -> str:
     return f"load_dataset(snapshot_download({revision.repo!r}, repo_type='dataset'{pinned}))"
 
 
-def format_total(sizes: Sequence[int | None]) -> str:
-    """Return the total size of several files as text, with the number of files of unknown size."""
-    known_sizes = [size for size in sizes if size is not None]
-    if not known_sizes:
-        return f"{counted(len(sizes), 'file')} of unknown size"
-    least = "" if len(known_sizes) == len(sizes) else f"{len(sizes) - len(known_sizes)} of unknown size, the others "
-    return f"{counted(len(sizes), 'file')}, {least}{format_bytes(sum(known_sizes))}, less what is present"
-
-
 @contextmanager
 def _shown(
     settings: Settings, client: Client, options: FetchOptions, sizes: Sequence[int | None], stop: threading.Event
@@ -186,7 +265,8 @@ def _shown(
     limiter, slots = BandwidthLimiter(options.limit), threading.Semaphore(options.connections)
     with progress_bar(settings, counted(len(sizes), "file")) as (say, progress):
         if len(sizes) > 1:
-            say(format_total(sizes))
+            known = sum(size for size in sizes if size is not None)
+            say(f"{counted(len(sizes), 'file')}, {format_bytes(known)} or more, less what is present")
         yield (
             TransferOptions(client, options.connections, limiter, progress, lambda text: say(f"  {text}"), slots, stop),
             say,

@@ -12,12 +12,14 @@ import msgspec
 
 from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_FILE, Argument, FiniteRange, Option, command_with, complete_cells
-from envcheck.cli.sources.downloads import FetchRequest, probe_targets, refuse_mirror
+from envcheck.cli.sources.downloads import locked_cells, locked_packages
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
+from envcheck.images.lockfile import parse_requirements
 from envcheck.mirrors import probe
 from envcheck.mirrors.probe import SECONDS
 from envcheck.mirrors.ranking import Criterion, RankedMirror
+from envcheck.safe_files import read_whole
 
 _NAME: Final = 22
 
@@ -27,27 +29,18 @@ class MirrorProbeOptions:
     cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]", shell_complete=complete_cells)] = ()
     mirrors: Annotated[tuple[str, ...], Option("--mirror", "Probe this mirror. Repeatable.", metavar="PROFILE")] = ()
     lock: Annotated[Path | None, Option("Probe for every file of a lock.", type=EXISTING_FILE)] = None
-    model: Annotated[
-        str | None,
-        Option("Probe for every file of a model; its hashes come from the trusted endpoint.", metavar="REPO@REV"),
-    ] = None
-    dataset: Annotated[str | None, Option("Probe for every file of a dataset.", metavar="REPO@REV")] = None
     seconds: Annotated[float, Option("Time budget for each part.", type=FiniteRange(1, 86_400))] = SECONDS
     as_json: Annotated[bool, Option("--json", "Print envcheck/ranking/2.")] = False
 
-    def request(self) -> FetchRequest:
-        """Return the files to probe for. Raise ConfigError unless one kind is named, and for a mirror as a cell."""
-        for name in self.cells:
-            refuse_mirror(name, "CELL")
-        if len(self.cells) > 1:
-            message = f"expected one cell, found {len(self.cells)}"
-            raise ConfigError(message, fix=f"probe for one cell at a time, e.g. {self.cells[0]}")
-        named = {"CELL": self.cells, "--lock": self.lock, "--model": self.model, "--dataset": self.dataset}
-        options = [name for name, value in named.items() if value]
-        if len(options) != 1:
-            message = f"{' and '.join(options)} exclude each other" if options else "no files are named"
-            raise ConfigError(message, fix="give one of CELL, --lock FILE, --model or --dataset REPO@REV")
-        return FetchRequest(None, next(iter(self.cells), None), self.lock, self.model, self.dataset, None, False)  # noqa: FBT003 (no option)
+    def targets(self, settings: Settings) -> list[probe.Target]:
+        """Return what to probe for. Raise ConfigError unless one cell or a lock is named."""
+        if len(self.cells) + (self.lock is not None) != 1:
+            message = f"expected one cell or --lock, found {', '.join(self.cells) or 'none'}"
+            raise ConfigError(message, fix="give CELL or --lock FILE, and each mirror as --mirror NAME")
+        if self.lock is None:
+            cells = locked_cells(settings, self.cells[0], one=True)
+            return probe.lock_targets(locked_packages(cells[0].locks))
+        return probe.lock_targets(locked_packages([parse_requirements(read_whole(self.lock), "base", str(self.lock))]))
 
 
 @command_with(
@@ -65,13 +58,10 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
 
     \b
     envcheck mirror probe torch2.13.0-cpu-py311
-    envcheck mirror probe --mirror hf-mirror --mirror site.yaml \\
-        --model org/name@COMMIT
+    envcheck mirror probe --lock my.lock --mirror tuna --mirror site.yaml
     """
-    request = options.request()
-    names = dict.fromkeys(options.mirrors)
+    targets, names = options.targets(settings), dict.fromkeys(options.mirrors)
     mirrors = [probe.load_mirror(name) for name in names] if names else probe.default_mirrors()
-    targets = probe_targets(settings, request, mirrors)
     if not any(target.able(mirrors) for target in targets):
         message = f"not applicable: {', '.join(names)}: {targets[0].missing_reason()}"
         raise ConfigError(message, fix="name a mirror that has one; `envcheck mirror list` shows what each is for")

@@ -195,14 +195,12 @@ def take_local_copy(target: WantedFile, part: Path) -> int | None:
 
     The link or copy is verified before it gets the name, because the original may change meanwhile.
     """
-    copy = part.with_name(part.name + ".local")
-    for source in target.local:
+    copy = Path(f"{part}.local")
+    for source in filter(Path.is_file, target.local):
         copy.unlink(missing_ok=True)
         try:
             os.link(source.resolve(), copy)
         except OSError:
-            if not has_hash(target, source):
-                continue
             with source.open("rb") as original, os.fdopen(safe_files.create(copy), "wb") as stream:
                 shutil.copyfileobj(original, stream)
                 os.fchmod(stream.fileno(), 0o666 & ~safe_files.umask())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import threading
@@ -15,7 +14,7 @@ from envcheck.errors import NotFoundError, UnavailableError
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import OTHER_MIRROR, NetworkError, SlowError, is_missing
 from envcheck.mirrors.net.urls import host_of
-from envcheck.mirrors.net.waits import NETWORK_WAITS
+from envcheck.mirrors.net.waits import tell_pause
 
 _MOST_CHUNK: Final = 1 << 17
 _LEAST_CHUNK: Final = 1 << 12
@@ -162,12 +161,10 @@ def try_sources(
     for tries, wait in enumerate((0.0, *WAITS), 1):
         pause = min((reasons[url].after or wait for url in left), default=0.0) if tries > 1 else 0.0
         waited += pause
-        with contextlib.ExitStack() as noted:
-            for url in left if pause else ():
-                note = f"{reasons[url]}; next attempt after {pause:.0f} s"
-                noted.enter_context(NETWORK_WAITS.on(host_of(url), "pause", note))
-            if stop.wait(pause):
-                raise StoppedError
+        if pause:
+            tell_pause(host_of(left[0]), reasons[left[0]], pause)
+        if stop.wait(pause):
+            raise StoppedError
         for url in left:
             try:
                 return attempt(url), url

@@ -53,7 +53,7 @@ def _fetch_locked(target: WantedFile, options: TransferOptions, part: Path, file
         size = target.path.stat().st_size
         return FetchedFile(target.path, size, 0, size, time.monotonic() - began, {})
     if os.path.lexists(target.path):
-        options.note(_replacement_note(target.path))
+        options.note(f"{target.path} is another file or a link: the verified download replaces it")
     linked = disk.take_local_copy(target, part)
     if linked is not None:
         return FetchedFile(target.path, linked, 0, linked, time.monotonic() - began, {"this machine": linked})
@@ -63,12 +63,6 @@ def _fetch_locked(target: WantedFile, options: TransferOptions, part: Path, file
     disk.publish(part, file, target.path, durable=not download.small)
     seconds = time.monotonic() - began
     return FetchedFile(target.path, download.size, download.moved, download.found, seconds, download.sources())
-
-
-def _replacement_note(path: Path) -> str:
-    if path.is_symlink():
-        return f"{path} is a link to another file: the download replaces the link and leaves the other file alone"
-    return f"{path} is a different file: the download replaces it once its hash is verified"
 
 
 def fetch_all(

@@ -26,7 +26,6 @@ from envcheck.mirrors.net.credentials import Login, Netrc, logins, named_hosts
 from envcheck.mirrors.net.network_errors import NetworkError, SlowError, network_error, proxy_variable
 from envcheck.mirrors.net.responses import POOLS, HttpResponse, within
 from envcheck.mirrors.net.urls import host_of, origin_of, proxy_login, proxy_of, redirect_target
-from envcheck.mirrors.net.waits import NETWORK_WAITS
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.struct_types import Secret
 
@@ -130,8 +129,7 @@ class Client:
         try:
             sent = {"User-Agent": f"envcheck/{__version__}", "Accept-Encoding": "identity", **request.headers}
             sent |= self._auth(url, request.login)
-            waiting = NETWORK_WAITS.on(host_of(url), "answer", f"no answer yet, and it has {self._read:.0f} s")
-            with waiting, _opened(request) as (options, size):
+            with _opened(request) as (options, size):
                 timeout = Timeout(connect=self._connect, read=self._read + size / _DIGESTED)
                 sent |= {} if request.method in _BODILESS else {"Content-Length": str(size)}
                 options |= {"redirect": False, "preload_content": False, "timeout": timeout}

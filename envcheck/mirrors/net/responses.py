@@ -20,8 +20,6 @@ import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from envcheck.mirrors.net.network_errors import BrokenError, NetworkError, StalledError, StatusError, network_error
-from envcheck.mirrors.net.urls import host_of
-from envcheck.mirrors.net.waits import NETWORK_WAITS
 
 # A response must deliver at least BYTES in SECONDS of waiting; its head must be there SECONDS after its first byte.
 SECONDS: Final = 25.0
@@ -145,8 +143,8 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
 
     def page(self, limit: int) -> Iterator[bytes]:
         """Yield the decoded body of a page. Raise NetworkError after `limit` bytes or _PAGE_SECONDS."""
-        note, left = f"a page is not complete, and it has {_PAGE_SECONDS:.0f} s", limit
-        with NETWORK_WAITS.on(host_of(self.url), "page", note), within(_PAGE_SECONDS):
+        left = limit
+        with within(_PAGE_SECONDS):
             for chunk in self.chunks(_CHUNK, decode=True):
                 left -= len(chunk)
                 if left < 0:

@@ -1,4 +1,4 @@
-"""What this process waits for over the network, so that a person hears about every long wait; and jobs in threads."""
+"""Long pauses between requests, of which a person hears, and jobs in threads that a signal or a deadline ends."""
 
 from __future__ import annotations
 
@@ -10,47 +10,27 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeVar, cast
 
-# Seconds after which a wait is reported.
-AFTER: Final = 5.0
+# Seconds of a pause that a person hears about.
+_LONG: Final = 5.0
 _T = TypeVar("_T")
 _R = TypeVar("_R")
+_listeners: list[Callable[[str], None]] = []
 
 
-class Waits:
-    """The waits under way. `say` hears one line of each host and kind of wait that lasts AFTER seconds."""
-
-    def __init__(self) -> None:
-        self._reported: set[tuple[str, str]] = set()
-        self._say: Callable[[str], None] | None = None
-
-    @contextlib.contextmanager
-    def on(self, host: str, kind: str, reason: str) -> Iterator[None]:
-        """Note that a host is waited for until the block ends."""
-        timer = threading.Timer(AFTER, self._tell, (host, kind, reason))
-        timer.daemon = True
-        if self._say is not None and (host, kind) not in self._reported:
-            timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _tell(self, host: str, kind: str, reason: str) -> None:
-        if self._say is not None and (host, kind) not in self._reported:
-            self._reported.add((host, kind))
-            self._say(f"waiting for {host} since {AFTER:.0f} s: {reason}")
-
-    @contextlib.contextmanager
-    def announced(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Have `say` hear of waits that last, until the block ends. One block at a time."""
-        self._say, self._reported = say, set()
-        try:
-            yield
-        finally:
-            self._say = None
+@contextlib.contextmanager
+def announced(say: Callable[[str], None]) -> Iterator[None]:
+    """Have `say` hear of long pauses until the block ends."""
+    _listeners.append(say)
+    try:
+        yield
+    finally:
+        _listeners.remove(say)
 
 
-NETWORK_WAITS: Final = Waits()
+def tell_pause(host: str, reason: object, seconds: float) -> None:
+    """Tell a person that a host is asked again after so many seconds, if they are many."""
+    if seconds >= _LONG and _listeners:
+        _listeners[-1](f"{host}: {reason}; next attempt in {seconds:.0f} s")
 
 
 def map_in_threads(job: Callable[[_T], _R], items: Iterable[_T], threads: int) -> list[_R]:

@@ -96,10 +96,12 @@ def test_whoever_stops_it_reads_how_it_goes_on_and_it_does(
         (["--connections", "0"], "0 is not in the range 1<=x<=64"),
         (["--connections", "many"], "'many' is not a valid integer"),
         (["--connections", "65"], "65 is not in the range 1<=x<=64"),
-        (["--sha256", "12345"], "'12345' is no sha256: it has 5 characters, not 64 hexadecimal digits"),
-        (["--sha256", "g" * 64], "ggg' is no sha256: it has 64 characters, not 64 hexadecimal digits"),
+        (["--sha256", "12345"], "'12345' is no sha256: it has not 64 hexadecimal digits"),
+        (["--sha256", "g" * 64], "ggg' is no sha256: it has not 64 hexadecimal digits"),
         (["--sha256", ""], "--sha256"),
         (["--output", "/dev/null"], "/dev/null"),
+        (["--mirror", "auto"], "--mirror auto is for wheels, and does not apply to URL"),
+        (["--model", "org/name"], "URL and --model exclude each other"),
     ],
 )
 def test_a_bad_value_is_one_line(serve: Serve, wanted_file: Want, more: list[str], message: str) -> None:

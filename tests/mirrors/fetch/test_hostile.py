@@ -145,13 +145,13 @@ def test_a_page_of_millions_of_links_is_cut_off_and_takes_little_memory(start: S
 
 def test_a_tag_without_an_end_is_refused() -> None:
     with pytest.raises(NetworkError, match="a tag of more than"):
-        simple_api.parse_page(b"<a href='" + b"x" * (1 << 20), "text/html", "http://t/")
+        simple_api.parse_page([b"<a href='" + b"x" * (1 << 20)], "text/html", "http://t/")
 
 
 @each("text", [b"[" * 100_000, b'{"files": ' + b"[" * 100_000, b'{"a":' * 100_000])
 def test_deep_nesting_is_one_line(text: bytes) -> None:
     with pytest.raises(NetworkError, match="not PEP 691 JSON"):
-        simple_api.parse_page(text, "application/json", "http://t/")
+        simple_api.parse_page([text], "application/json", "http://t/")
     with pytest.raises(ValueError, match="not what a hub answers"):
         parse_tree(text)
 
