@@ -15,7 +15,7 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.cli import Settings
-from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, command_with
+from envcheck.cli.options import EXISTING_FILE, Argument, Option, command_with
 from envcheck.cli.shared.process import say
 from envcheck.data import state_path
 from envcheck.errors import ConfigError
@@ -27,7 +27,6 @@ from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.settings import (
     FORMATS,
     SET_VARIABLE,
-    ClientSettings,
     RenderOptions,
     notes,
     render,
@@ -90,8 +89,7 @@ class MirrorUseOptions:
 def use_(options: MirrorUseOptions, _settings: Settings) -> None:
     """Choose the profile that `--mirror user` means, for this user. `none` removes the choice.
 
-    build, fetch and store use it if --mirror is not given. The choice is one line of a file in the user's
-    configuration directory; the settings of other programs stay as they are.
+    build, fetch and store use it if --mirror is not given; the settings of other programs stay as they are.
 
     \b
     envcheck mirror use tuna
@@ -118,16 +116,10 @@ class MirrorShowOptions:
     format_name: Annotated[
         str | None, Option("--format", "Print the settings of one client instead.", type=click.Choice([*FORMATS]))
     ] = None
-    output: Annotated[
-        Path | None, Option("-o", "--output", "Write the files of --format below this directory.", type=DIRECTORY)
-    ] = None
     variant: Annotated[str | None, Option("Value of {variant} in PyTorch's indexes.", metavar="cuNNN|cpu")] = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for an output without a format, and for what is no variant."""
-        if self.output is not None and self.format_name is None:
-            message = "--output needs --format"
-            raise ConfigError(message, fix=f"pass --format with one of {', '.join(FORMATS)}")
+        """Raise ConfigError for what is no variant."""
         if self.variant is not None and not re.fullmatch(r"cpu|cu[0-9]{2,3}|xpu|rocm[0-9.]+", self.variant):
             message = f"{self.variant!r} is not a variant"
             raise ConfigError(message, fix="write cu128, cpu, …")
@@ -139,18 +131,14 @@ class MirrorShowOptions:
 def show_(options: MirrorShowOptions, settings: Settings) -> None:
     """Show what a profile sets, what it lacks, and what its settings cannot do.
 
-    With --format, print the settings on standard output, and what they cannot do on standard error. The settings name
-    a CA, a netrc file and files of secrets by their paths on this machine; they never contain a secret. apt's are for
-    this machine's distribution.
+    With --format, print the settings on standard output, and what they cannot do on standard error. They name a CA and
+    places of secrets on this machine, never a secret. apt's are for this machine's release.
 
-    --format env prints commands of a POSIX shell (bash, zsh, dash). The shell looks secrets up in the variables and
-    files that the profile names. The commands first restore all variables that an earlier call set; `none` does only
-    that.
+    --format env prints commands of a POSIX shell, which first restore what an earlier call set; `none` does only that.
 
     \b
     envcheck mirror show tuna
     envcheck mirror show site.yaml --format uv --variant cu128 > uv.toml
-    envcheck mirror show site.yaml --format apt -o /
     eval "$(envcheck mirror show site.yaml --format env)"
     """
     profile, (distro, suite) = load(options.profile), distribution()
@@ -162,12 +150,9 @@ def show_(options: MirrorShowOptions, settings: Settings) -> None:
         client_settings = settings_of(profile, "env", _for_this_shell(render_with, profile))
     else:
         client_settings = render(profile, options.format_name, render_with)
-    if options.output is None:
-        several = len(client_settings.files) > 1
-        for path, text in client_settings.files.items():
-            click.echo(f"{f'# ==> {path} <=={chr(10)}' if several else ''}{text}", nl=False)
-    else:
-        _write_settings(client_settings, options.output)
+    several = len(client_settings.files) > 1
+    for path, text in client_settings.files.items():
+        click.echo(f"{f'# ==> {path} <=={chr(10)}' if several else ''}{text}", nl=False)
     for text in [] if settings.quiet else client_settings.notes:
         click.echo(f"note: {text}", err=True)
 
@@ -185,18 +170,6 @@ def _for_this_shell(options: RenderOptions, profile: Profile) -> RenderOptions:
         safe_files.put(path, roots.encode())
     before = tuple(os.environ.get(SET_VARIABLE, "").split())
     return msgspec.structs.replace(options, before=before, ca=str(path) if path is not None else None)
-
-
-def _write_settings(client_settings: ClientSettings, directory: Path) -> None:
-    for path, text in client_settings.files.items():
-        at_home = path.startswith("~/") and directory == Path("/")
-        target = Path(path).expanduser() if at_home else directory / path.lstrip("~/")
-        if target.is_file() and target.read_text(errors="replace") != text:
-            message = f"{target} exists with other content"
-            raise ConfigError(message, fix="move the file away, or merge the two by hand")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        safe_files.put(target, text.encode())
-        click.echo(f"wrote {target}")
 
 
 def _print_profile(name: str, profile: Profile, options: RenderOptions) -> None:
@@ -250,7 +223,6 @@ def _wrapped(text: str, first: str, following: str) -> str:
 @dataclass(frozen=True, kw_only=True)
 class MirrorDoctorOptions:
     files: Annotated[tuple[Path, ...], Argument(type=EXISTING_FILE)] = ()
-    here: Annotated[bool, Option("Examine this machine too; without FILES, it is always.")] = False
     as_json: Annotated[bool, Option("--json", "Print envcheck/mirror-doctor/1.")] = False
 
 
@@ -271,13 +243,9 @@ def doctor_(options: MirrorDoctorOptions, settings: Settings) -> int:
     envcheck mirror doctor
     envcheck mirror doctor Dockerfile train.py ~/.bashrc
     """
-    files, here = doctor.read_files(options.files), doctor.Texts([], [])
-    if options.here or not options.files:
-        here = doctor.read_machine()
-    unreadable = [*files.errors, *here.errors]
+    texts, unreadable = doctor.read_files(options.files) if options.files else doctor.read_machine()
     for error in unreadable:
         say(str(error))
-    texts = [*here.documents, *files.documents]
     findings = doctor.examine(texts)
     if options.as_json:
         examined = [{"name": text.name, "kind": text.kind} for text in texts]
@@ -290,9 +258,9 @@ def doctor_(options: MirrorDoctorOptions, settings: Settings) -> int:
         found = ", ".join(f"{number} {level}" for number, level in levels if number) or "no findings"
         missing = f", {len(unreadable)} cannot be read" if unreadable else ""
         click.echo(f"{len(texts)} examined{missing}: {found}")
-    if files.errors:
+    if options.files and unreadable:
         return 2
-    return 1 if any(finding.level != "outdated" for finding in findings) else 3 if here.errors else 0
+    return 1 if any(finding.level != "outdated" for finding in findings) else 3 if unreadable else 0
 
 
 _COLOURS: Final = {"danger": "red", "unreal": "yellow", "outdated": "cyan"}

@@ -19,6 +19,7 @@ from envcheck.images.lockfile import read_locks
 from envcheck.images.spec import select
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.mirrors.net.client import hub_client
+from envcheck.mirrors.profiles.host_config import ca_bundle
 from envcheck.mirrors.profiles.load import load
 from envcheck.mirrors.profiles.model import Profile, has_userinfo, redacted, without_query
 from envcheck.mirrors.site import discover
@@ -29,64 +30,32 @@ from envcheck.mirrors.site.render import render as to_files
 # Offsets from --port: 0 is for the indexes, 1 for Hugging Face, 2... for registries; internal ports start here.
 _INSIDE: Final = 100
 _TLS: Final = (EXISTING_FILE, EXISTING_FILE)
+_PAIR: Final = "NAME=URL"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorSiteRenderOptions:
     directory: Annotated[Path, Argument(type=DIRECTORY)]
     mirror: Annotated[str, Option("Upstreams of the site: none, host, or a profile's file.")] = "none"
-    address: Annotated[
-        tuple[str, ...], Option("Address to listen on. Repeatable.  [default: 127.0.0.1]", show_default=False)
-    ] = ()
+    address: Annotated[tuple[str, ...], Option("Address to listen on. Repeatable.")] = ("127.0.0.1",)
     port: Annotated[int, Option("First port of the site.", type=click.IntRange(1, 65000))] = 8443
     name: Annotated[str | None, Option("Host name for clients  [default: the first address]")] = None
-    tls: Annotated[
-        tuple[Path, Path] | None, Option("Certificate and key of the site, PEM.", type=_TLS, metavar="CERT KEY")
-    ] = None
-    ca: Annotated[
-        Path | None, Option("Private CA of that certificate, for the clients' profile.", type=EXISTING_FILE)
-    ] = None
-    users: Annotated[Path | None, Option("htpasswd file of the users for pip, uv and docker.", type=EXISTING_FILE)] = (
-        None
-    )
-    hf_tokens: Annotated[
-        Path | None, Option('File of lines `"Bearer TOKEN" 1;`: the tokens for hf.', type=EXISTING_FILE)
-    ] = None
-    allow: Annotated[
-        tuple[str, ...], Option("Network of allowed clients. Repeatable.  [default: all]", metavar="NETWORK")
-    ] = ()
+    tls: Annotated[tuple[Path, Path] | None, Option("Its files, PEM.", type=_TLS, metavar="CERT KEY")] = None
+    ca: Annotated[Path | None, Option("Private CA of CERT, for the clients' profile.", type=EXISTING_FILE)] = None
+    users: Annotated[Path | None, Option("htpasswd file of users of pip, uv, docker.", type=EXISTING_FILE)] = None
+    hf_tokens: Annotated[Path | None, Option('Tokens for hf: lines `"Bearer TOKEN" 1;`.', type=EXISTING_FILE)] = None
+    allow: Annotated[tuple[str, ...], Option("Allowed clients. Repeatable.  [default: all]", metavar="NETWORK")] = ()
     hf: Annotated[bool, Option("--hf/--no-hf", "Include a Hugging Face mirror (olah).", show_default=True)] = True
     pytorch: Annotated[bool, Option("--pytorch/--no-pytorch", "Include PyTorch's indexes.", show_default=True)] = True
-    registries: Annotated[
-        tuple[str, ...], Option("--registry", "Registry to pull through. Repeatable.", metavar="NAME=URL")
-    ] = ()
-    links: Annotated[
-        tuple[str, ...],
-        Option("--link", "Host that the indexes' pages link to. Repeatable.  [default: read the pages]", metavar="URL"),
-    ] = ()
-    s3: Annotated[
-        str | None,
-        Option("Bucket behind the static trees; set its credentials in rclone's variables.", metavar="BUCKET"),
-    ] = None
-    syncs: Annotated[
-        tuple[str, ...],
-        Option("--sync", "Tree to copy from another of your mirrors. Repeatable.", metavar="NAME=SOURCE"),
-    ] = ()
-    trees: Annotated[
-        tuple[str, ...], Option("--tree", "Tree to cache, e.g. of an apt mirror. Repeatable.", metavar="NAME=URL")
-    ] = ()
-    store: Annotated[Path | None, Option("Store whose released tree (`store release`) is served.", type=DIRECTORY)] = (
-        None
-    )
-    cache_size: Annotated[
-        int | None, Option("Size of the cache, e.g. 500G  [default: 70 % of the available space]", type=Size())
-    ] = None
-    min_free: Annotated[
-        int | None, Option("Disk space to keep free  [default: 15 % of the available space]", type=Size(zero=True))
-    ] = None
-    offline: Annotated[bool, Option("Serve only what the site has: no requests to registries and Hugging Face.")] = (
-        False
-    )
+    registries: Annotated[tuple[str, ...], Option("--registry", "Pulled through. Repeatable.", metavar=_PAIR)] = ()
+    links: Annotated[tuple[str, ...], Option("--link", "Host of the indexes' files. Repeatable.", metavar="URL")] = ()
+    s3: Annotated[str | None, Option("Behind the static trees, by rclone's variables.", metavar="BUCKET")] = None
+    syncs: Annotated[tuple[str, ...], Option("--sync", "Tree to copy. Repeatable.", metavar="NAME=SOURCE")] = ()
+    trees: Annotated[tuple[str, ...], Option("--tree", "Tree to cache, e.g. apt's. Repeatable.", metavar=_PAIR)] = ()
+    store: Annotated[Path | None, Option("Store whose released tree is served.", type=DIRECTORY)] = None
+    cache_size: Annotated[int | None, Option("E.g. 500G  [default: 70 % of what is available]", type=Size())] = None
+    min_free: Annotated[int | None, Option("Space to keep free  [default: 15 %]", type=Size(zero=True))] = None
+    offline: Annotated[bool, Option("Serve only what the site has, without requests to upstreams.")] = False
 
 
 @click.group()
@@ -105,27 +74,22 @@ def command() -> None:
 def render(options: MirrorSiteRenderOptions, settings: Settings) -> None:
     """Write the configuration of a site below DIRECTORY: nginx, its caches, metrics, alerts, compose and systemd.
 
-    Upstreams come from the profile, else they are the clients' defaults. A new render removes files of an earlier one
-    that are no longer needed, and keeps files that you edited as NAME.edited. The SOURCE of a copy is a source of
-    rsync: rsync://HOST/MODULE, HOST:PATH or /PATH. The site serves a cached tree at /trees/NAME, a copy at
-    /static/NAME, packages of a store at /static/store/simple and whl/VARIANT, and its models at the HF port.
+    Upstreams come from the profile, else they are the clients' defaults; without --link, the indexes' pages say where
+    their files are. A new render removes files of an earlier one that are no longer needed, and keeps files that you
+    edited as NAME.edited. A SOURCE is rsync's: rsync://HOST/MODULE, HOST:PATH or /PATH. A cached tree is at
+    /trees/NAME, a copy at /static/NAME, a store at /static/store/simple and whl/VARIANT, its models at the HF port.
 
-    client.yaml is the mirror profile for the site's clients. compose.yaml uses the images in NGINX_IMAGE,
-    REGISTRY_IMAGE, OLAH_IMAGE, RCLONE_IMAGE, MTAIL_IMAGE, NODE_EXPORTER_IMAGE and PROMETHEUS_IMAGE. For systemd, give
-    the directory to a user envcheck-mirror, copy its systemd/* to /etc/systemd/system, and enable
-    envcheck-mirror.target, the timers and the path.
+    client.yaml is the mirror profile for the site's clients. compose.yaml takes other images from variables
+    (NGINX_IMAGE and so on). For systemd, give the directory to a user envcheck-mirror, copy its systemd/* to
+    /etc/systemd/system, and enable envcheck-mirror.target, the timers and the path.
 
     While upstreams are unreachable, a pull-through registry does not start and olah answers 504 even for cached files:
     render again with --offline, and restart them.
-
-    \b
-    envcheck mirror site render /srv/mirror \\
-        --registry docker.io=https://registry.example
     """
     profile, directory = load(options.mirror), options.directory
     site = site_from_options(settings, directory.absolute(), profile, options)
-    roots = {"ca.pem": discover.ca_bundle(profile)} if profile.ca else {}
-    written = write(directory, {**to_files(site), **roots})
+    roots = ca_bundle(profile)
+    written = write(directory, {**to_files(site), **({"ca.pem": roots} if roots is not None else {})})
     for name, to in written.kept.items():
         click.echo(f"{directory / name} was edited: renamed to {directory / to}", err=True)
     if site.store and not Path(site.store).is_dir():
@@ -166,7 +130,7 @@ def _lock_folder(cell: str) -> Path:
 
 def _site_without_links(root: Path, profile: Profile, options: MirrorSiteRenderOptions) -> Site:
     """Return the site of the options and this machine, without the links of its indexes."""
-    addresses = list(options.address) or ["127.0.0.1"]
+    addresses = list(options.address)
     port, tls = options.port, options.tls
     size, free = discover.cache_sizes(root, options.cache_size, options.min_free)
     return Site(

@@ -74,10 +74,9 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 def pip_config(files: Iterable[tuple[PurePath, str]], environ: Mapping[str, str]) -> ClientConfig:
     """Return pip's configuration. A later file overrides an earlier one, `install` `global`, a variable all."""
-    merged: dict[str, str] = {}
-    for path, text in files:
-        merged |= _pip_file(path, text)
-    merged |= {_option_name(k.removeprefix("PIP_")): v for k, v in environ.items() if k.startswith("PIP_") and v}
+    pairs = [pair for path, text in files for pair in _pip_file(path, text)]
+    pairs += [(name.removeprefix("PIP_"), value) for name, value in environ.items() if name.startswith("PIP_")]
+    merged = {key.lower().replace("_", "-").removeprefix("--"): value for key, value in pairs if value}
     return ClientConfig(
         index=merged.get("index-url"),
         extra=merged.get("extra-index-url", "").split(),
@@ -86,28 +85,25 @@ def pip_config(files: Iterable[tuple[PurePath, str]], environ: Mapping[str, str]
     )
 
 
-def _pip_file(path: PurePath, text: str) -> dict[str, str]:
+def _pip_file(path: PurePath, text: str) -> list[tuple[str, str]]:
     parser = configparser.RawConfigParser()
     try:
         parser.read_string(text, str(path))
     except configparser.Error as error:
-        reason = str(error).splitlines()[0]
-        message = f"{path}: {reason}"
+        message = f"{path}: {str(error).splitlines()[0]}"
         raise ConfigError(message, fix="correct the file, or set PIP_CONFIG_FILE to another one") from error
-    sections = [s for s in ("global", "install") if parser.has_section(s)]
-    return {_option_name(key): value for section in sections for key, value in parser.items(section) if value}
-
-
-def _option_name(name: str) -> str:
-    return name.lower().replace("_", "-").removeprefix("--")
+    return [pair for section in ("global", "install") if parser.has_section(section) for pair in parser.items(section)]
 
 
 def uv_config(files: Iterable[tuple[PurePath, str]], environ: Mapping[str, str]) -> ClientConfig:
     """Return uv's configuration from its files (system, then user) and variables. `[[index]]` tables stay in order."""
-    merged = ClientConfig()
-    for path, text in files:
-        merged = _overridden(merged, _uv_file(path, text))
-    return _overridden(merged, _uv_environment(environ))
+    layers = [*(_uv_file(path, text) for path, text in files), _uv_environment(environ)][::-1]
+    return ClientConfig(
+        index=next((layer.index for layer in layers if layer.index), None),
+        extra=list(dict.fromkeys(url for layer in layers for url in layer.extra)),
+        find_links=list(dict.fromkeys(url for layer in layers for url in layer.find_links)),
+        cert=next((layer.cert for layer in layers if layer.cert), None),
+    )
 
 
 def _uv_environment(environ: Mapping[str, str]) -> ClientConfig:
@@ -132,21 +128,11 @@ def _uv_file(path: PurePath, text: str) -> ClientConfig:
         tables = [*data.get("index", []), *data.get("pip", {}).get("index", [])]
         plain = {**data.get("pip", {}), **data}
         default = next((t["url"] for t in tables if t.get("default")), plain.get("index-url"))
-        named = [t["url"] for t in tables if not t.get("default")]
-        extra = [*named, *plain.get("extra-index-url", [])]
+        extra = [*(t["url"] for t in tables if not t.get("default")), *plain.get("extra-index-url", [])]
     except (msgspec.MsgspecError, RecursionError, KeyError, TypeError, AttributeError) as error:
         message = f"{path}: {error}"
         raise ConfigError(message, fix="correct the file (`uv pip list` refuses it too)") from error
     return ClientConfig(index=default, extra=extra, find_links=plain.get("find-links", []))
-
-
-def _overridden(below: ClientConfig, above: ClientConfig) -> ClientConfig:
-    return ClientConfig(
-        index=above.index or below.index,
-        extra=[*above.extra, *(url for url in below.extra if url not in above.extra)],
-        find_links=[*above.find_links, *(url for url in below.find_links if url not in above.find_links)],
-        cert=above.cert or below.cert,
-    )
 
 
 _CA_VARIABLES: Final = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
@@ -169,14 +155,10 @@ def merge(uv: ClientConfig, pip: ClientConfig, *, ca: str | None, netrc: str | N
     extra = list(dict.fromkeys([*uv.extra, *pip.extra]))
     links = [Index(url=url, kind="find-links") for url in dict.fromkeys([*uv.find_links, *pip.find_links])]
     for url in [default, *extra, *(link.url for link in links), hf.endpoint or ""]:
-        if has_userinfo(url):
-            message = f"this machine's pip, uv or HF configuration has a password in {redacted(url)}"
-            raise ConfigError(message, fix="move user and password to ~/.netrc, which reaches a build as a secret only")
-        if without_query(url) != url:
-            message = f"this machine's pip, uv or HF configuration has a query in {redacted(url)}"
-            raise ConfigError(
-                message, fix="remove the query; move a token to ~/.netrc, which reaches a build as a secret only"
-            )
+        what = "password" if has_userinfo(url) else "query" if without_query(url) != url else None
+        if what:
+            message = f"this machine's pip, uv or HF configuration has a {what} in {redacted(url)}"
+            raise ConfigError(message, fix="move the secret to ~/.netrc, which reaches a build as a secret only")
     torch = [Index(url=_TORCH_INDEX.sub("/whl/{variant}", url)) for url in extra if _TORCH_INDEX.search(url)]
     simple = [Index(url=url) for url in [default, *(u for u in extra if not _TORCH_INDEX.search(u))]]
     return Profile(name="host", pypi=[*simple, *links], pytorch=[*torch, *links], ca=ca, netrc=netrc, hf=hf)

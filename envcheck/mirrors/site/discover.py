@@ -18,7 +18,7 @@ from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import map_in_threads
-from envcheck.mirrors.profiles.host_config import certificates, system_roots
+from envcheck.mirrors.profiles.host_config import system_roots
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile, network_indexes
 from envcheck.mirrors.site.model import SiteIndex, Tls, origin
 
@@ -77,12 +77,6 @@ def _read_page(client: Client, page: str) -> list[simple_api.IndexFile] | str:
         return simple_api.read_page(client, page)
     except NetworkError as error:
         return f"{host_of(page)}: {error}"
-
-
-def ca_bundle(profile: Profile) -> str:
-    """Return this machine's roots, if any, and the profile's, in PEM."""
-    files = [str(path) for path in (system_roots(), profile.ca) if path]
-    return certificates(Path(path).read_text() for path in files)
 
 
 def machine_roots() -> str:

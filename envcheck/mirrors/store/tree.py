@@ -1,6 +1,6 @@
 """What a store releases: its contents, each with hashes, and the tree of files that any server can serve of them.
 
-simple/<project>/      index.html (PEP 503, 658), and index.json (PEP 691, 700) for clients that accept JSON
+simple/<project>/      index.html (PEP 503, 658)
 whl/<variant>/…        the same for the wheels of PyTorch's own index
 files/<hash>/<name>    the wheels and their .metadata
 hf/…                   files and API pages for huggingface_hub, which also needs the headers in headers.json
@@ -30,7 +30,6 @@ from envcheck.mirrors.hub import HubFile, Revision, format_lock, parse_lock
 from envcheck.mirrors.index import NAME_MAX, parse_file_name
 from envcheck.mirrors.store.objects import Store
 
-JSON: Final = "application/vnd.pypi.simple.v1+json"
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _INDEX: Final = re.compile(r"pypi|pytorch/(?:cpu|cu[0-9]{3})")
 # A branch is one step of a path. Clients escape a slash in it, so such a branch is published by its commit alone.
@@ -101,8 +100,7 @@ def parse_contents(data: bytes, where: str) -> Contents:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         message = f"{where}: not a valid list of contents: {error}"
         raise ConfigError(message, fix="export it again with `envcheck store export`") from error
-    wrong = next(_problems(contents), None)
-    if wrong is not None:
+    for wrong in _problems(contents):
         message = f"{where}: {wrong}"
         raise ConfigError(message, fix="export it again with `envcheck store export`")
     return contents
@@ -209,7 +207,7 @@ def _nginx_files(headers: Mapping[str, Mapping[str, str]]) -> dict[str, bytes]:
         short: {_quoted(path): _quoted(of_file[name]) for path, of_file in rows.items()}
         for name, short in _HEADERS.items()
     }
-    context = {"json_type": JSON, "headers": _HEADERS, "variables": by_name}
+    context = {"headers": _HEADERS, "variables": by_name}
     pages = {name: rendered(f"site/tree_{name}.conf.j2", context) for name in ("maps", "packages", "models")}
     pages["variables"] = rendered("site/tree_variables.conf.j2", context)
     # With this mark, a server of a changing tree can tell whether these headers belong to the current files.
@@ -232,13 +230,10 @@ def _index_pages(wheels: Iterable[Wheel]) -> dict[str, bytes]:
     pages: dict[str, bytes] = {}
     for root, of_index in groupby(sorted(wheels, key=_sort_key), key=_index_root):
         projects = {project: list(files) for project, files in groupby(of_index, key=lambda wheel: wheel.project)}
+        pages[f"{root}/index.html"] = _html("Simple index", [f'<a href="{name}/">{name}</a>' for name in projects])
         up = "../" * (root.count("/") + 2)
         for project, files in projects.items():
             pages[f"{root}/{project}/index.html"] = _html(project, [_anchor(wheel, up) for wheel in files])
-            pages[f"{root}/{project}/index.json"] = _project_json(project, files, up)
-        pages[f"{root}/index.html"] = _html("Simple index", [f'<a href="{name}/">{name}</a>' for name in projects])
-        project_rows = [{"name": name} for name in projects]
-        pages[f"{root}/index.json"] = _json({"meta": {"api-version": "1.1"}, "projects": project_rows})
     return pages
 
 
@@ -257,7 +252,7 @@ def _html(title: str, links: Iterable[str]) -> bytes:
 
 
 def _anchor(wheel: Wheel, up: str) -> str:
-    attrs = {"href": f"{_href(wheel, up)}#sha256={wheel.sha256}"}
+    attrs = {"href": f"{up}files/{wheel.sha256}/{quote(wheel.name)}#sha256={wheel.sha256}"}
     if wheel.requires_python:
         attrs["data-requires-python"] = wheel.requires_python
     if wheel.metadata:
@@ -266,43 +261,14 @@ def _anchor(wheel: Wheel, up: str) -> str:
     return f"<a {attributes}>{html.escape(wheel.name)}</a>"
 
 
-def _href(wheel: Wheel, up: str) -> str:
-    return f"{up}files/{wheel.sha256}/{quote(wheel.name)}"
-
-
-def _project_json(project: str, wheels: list[Wheel], up: str) -> bytes:
-    versions = sorted({wheel.version for wheel in wheels})
-    files = [_file_json(wheel, up) for wheel in wheels]
-    return _json({"meta": {"api-version": "1.1"}, "name": project, "versions": versions, "files": files})
-
-
-def _file_json(wheel: Wheel, up: str) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "filename": wheel.name,
-        "url": _href(wheel, up),
-        "hashes": {"sha256": wheel.sha256},
-        "size": wheel.size,
-    }
-    if wheel.requires_python:
-        row["requires-python"] = wheel.requires_python
-    if wheel.metadata:
-        # Not as `dist-info-metadata`, too: pip 22.3 to 23.0.1 ends with an error at a mapping there (PEP 714).
-        row["core-metadata"] = {"sha256": wheel.metadata}
-    return row
-
-
 def _branches(model: Revision, branches: Mapping[str, str]) -> list[str]:
     return [
         n.partition("@")[2] for n, c in branches.items() if c == model.revision and n.partition("@")[0] == model.repo
     ]
 
 
-def _repo_path(model: Revision) -> str:
-    return f"datasets/{model.repo}" if model.kind == "dataset" else model.repo
-
-
 def _resolve_path(model: Revision, revision: str, path: str) -> str:
-    return f"hf/{_repo_path(model)}/resolve/{revision}/{path}"
+    return f"hf/{'datasets/' if model.kind == 'dataset' else ''}{model.repo}/resolve/{revision}/{path}"
 
 
 def _headers(model: Revision, file: HubFile) -> dict[str, str]:

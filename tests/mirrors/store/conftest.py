@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from envcheck.mirrors.hub import HubFile, Revision, git_sha1
-from envcheck.mirrors.store import releases, tree
+from envcheck.mirrors.store import releases
 from envcheck.mirrors.store.objects import Store
 from envcheck.mirrors.store.tree import Contents, Wheel
 from tests import wheels
@@ -105,12 +105,9 @@ def wheel(store: Store, path: Path, index: str = "pypi") -> Wheel:
 
 def published(root: Path, below: str, request: Request) -> Answer:
     """Return a file of a published tree, or of what is below it there, as nginx would by headers.json."""
-    wants_json = tree.JSON in request.headers.get("Accept", "") or bool(below)
-    answer = directory(root / below, "index.json" if wants_json else "index.html")(request)
-    page = request.route.endswith("/") and wants_json and not below
+    answer = directory(root / below, "index.json" if below else "index.html")(request)
     known = json.loads((root / "headers.json").read_text())["headers"].get(f"{below}{request.path}", {})
-    headers = {**answer.headers, "Content-Type": tree.JSON if page else "text/html", **known}
-    return dataclasses.replace(answer, headers=headers)
+    return dataclasses.replace(answer, headers={**answer.headers, "Content-Type": "text/html", **known})
 
 
 @pytest.fixture

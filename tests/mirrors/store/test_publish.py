@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uv
-from packaging.version import Version
 
 from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.hub import HubFile, Reference, Revision, fetch_revision, lock_revision
@@ -61,12 +58,8 @@ def test_pip_resolves_by_metadata(store: Store, contents: Contents, serve: Serve
     pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "--dry-run"]
     _run([*pip, "--index-url", f"{site.url}/simple", "--target", str(tmp_path / "to"), "alpha"], tmp_path)
     requests = [path.rpartition("/")[2] for path in site.paths if path.startswith("/files/")]
-    # Before 23.1 pip reads no metadata of a JSON page: it takes the wheel, and must not stumble (PEP 714).
-    end = ".metadata" if Version(version("pip")) >= Version("23.1") else ""
-    assert requests[0] == f"{contents.wheels[0].name}{end}"
-    assert f"{contents.wheels[1].name}{end}" in requests
-    page = json.loads((store.root / "current/simple/alpha/index.json").read_text())
-    assert {key for file in page["files"] for key in file if "metadata" in key} == {"core-metadata"}
+    assert requests[0] == f"{contents.wheels[0].name}.metadata"
+    assert f"{contents.wheels[1].name}.metadata" in requests
 
 
 def test_uv_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock: Path, tmp_path: Path) -> None:
@@ -79,22 +72,8 @@ def test_uv_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock
     assert any(path.endswith(".metadata") for path in site.paths)
 
 
-def test_pages_say_the_same_in_html_and_in_json(contents: Contents) -> None:
-    pages = tree.tree_files(contents).pages
-    document = json.loads(pages["simple/alpha/index.json"])
-    page = pages["simple/alpha/index.html"].decode()
-    wheel = contents.wheels[0]
-    assert (document["name"], document["versions"], document["meta"]) == ("alpha", ["1.0"], {"api-version": "1.1"})
-    assert document["files"] == [
-        {
-            "filename": wheel.name,
-            "url": f"../../files/{wheel.sha256}/{wheel.name}",
-            "hashes": {"sha256": wheel.sha256},
-            "size": wheel.size,
-            "requires-python": ">=3.8",
-            "core-metadata": {"sha256": wheel.metadata},
-        }
-    ]
+def test_a_page_has_hashes_metadata_and_what_python_is_needed(contents: Contents) -> None:
+    page, wheel = tree.tree_files(contents).pages["simple/alpha/index.html"].decode(), contents.wheels[0]
     assert f'href="../../files/{wheel.sha256}/{wheel.name}#sha256={wheel.sha256}"' in page
     assert f'data-core-metadata="sha256={wheel.metadata}"' in page
     assert 'data-requires-python="&gt;=3.8"' in page
