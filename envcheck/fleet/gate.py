@@ -109,10 +109,7 @@ def by_digest(image: str) -> bool:
 
 
 def of_report(report: RunReport, subject: GatedEnvironment, at: Boot, where: str = "") -> NodeVerdict | None:
-    """Return the verdict of a run that has ended; None for one that was cut short.
-
-    Where torch cannot be imported, what torch sees of GPUs is undetermined: a broken environment is no broken node.
-    """
+    """Return the verdict of a run that has ended, else None; a torch that cannot be imported says nothing of GPUs."""
     if not report.ended:
         return None
     status = report.verdict.status

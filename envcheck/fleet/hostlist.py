@@ -1,8 +1,4 @@
-"""Slurm host lists: n[1-16,18-20] to names, and names to a host list.
-
-The syntax is that of `scontrol show hostnames` and `scontrol show hostlist`: a list between commas, each entry with any
-number of bracketed lists of numbers and ranges. A range keeps the width of its first number: n[08-11] is n08 to n11.
-"""
+"""Slurm host lists, as `scontrol show hostnames` and `hostlist` have them: n[08-11] is n08 to n11."""
 
 import itertools
 import re
@@ -40,6 +36,8 @@ def unfold(text: str) -> list[str]:
             names[name] = None
         if len(names) > MOST:
             _refuse(f"the host list {entry[:40]!r} has more than {MOST:,} names")
+    if not names:
+        _refuse(f"the host list {text[:40]!r} names no node")
     return [*names]
 
 

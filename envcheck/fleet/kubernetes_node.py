@@ -1,7 +1,4 @@
-"""Mark a node of Kubernetes as unfit or fit from a pod on it: a taint, a label and the reason, by the API server.
-
-The taint keeps new pods away that do not tolerate it; pods that run stay. Taints of others are left as they are.
-"""
+"""Mark a node of Kubernetes as unfit or fit from a pod on it: a taint, a label and the reason; others' taints stay."""
 
 import json
 import re

@@ -1,7 +1,4 @@
-"""The files that start envcheck on many nodes: for Slurm and Kubernetes.
-
-What a site fills in stands in a shell script or in YAML that root will run: values that could be more are refused.
-"""
+"""The files that start envcheck on many nodes. Root runs them: values that could be more than a value are refused."""
 
 import re
 import shlex

@@ -1,8 +1,4 @@
-"""Read of one report what a fleet needs: who, when, what came of it, its values and configuration.
-
-The document is decoded in part: fields of other versions are skipped, and those that are missing have a default. What
-contradicts itself (a verdict of pass beside a check that failed, a value of NaN that passed) is never a pass.
-"""
+"""Read of one report what a fleet needs. What contradicts itself, as a pass beside a check that failed, is no pass."""
 
 import datetime as dt
 import hashlib
@@ -161,11 +157,7 @@ class NodeReport(NamedTuple):
 
 
 def read(content: bytes, stem: str) -> NodeReport:
-    """Return what a fleet needs of a report; `stem` is the file's name without its suffix.
-
-    Raise NotAReportError for a document that no run of a node wrote, and ConfigError for one that a run may have
-    written and that cannot be read: cut off, of another version, or with a field of another type.
-    """
+    """Return what a fleet needs. Raise NotAReportError for what no run wrote, ConfigError for a broken report."""
     content = content.removeprefix(b"\xef\xbb\xbf")
     try:
         document = _DOCUMENT.decode(content)

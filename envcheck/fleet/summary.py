@@ -1,7 +1,4 @@
-"""Bring the states of nodes, the drift and the outliers of a fleet to one answer, with notes of what else was seen.
-
-Of each node the newest report counts, and a doubt is never a pass.
-"""
+"""One answer for a fleet: of each node the newest report counts, and a doubt is never a pass."""
 
 import datetime as dt
 from collections import Counter, defaultdict

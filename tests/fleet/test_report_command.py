@@ -211,7 +211,7 @@ def test_wrong_usage_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     before = (tmp_path / "reps/n1.json").read_bytes()
     cases = {
         "reps --html reps/n1.json": "--html reps/n1.json would be read as a report",
-        "reps --expect ,": "--expect names no node",
+        "reps --expect ,": "the host list ',' names no node",
         "gone": "gone: no such file or directory",
     }
     for words, message in cases.items():

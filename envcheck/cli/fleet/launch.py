@@ -53,7 +53,6 @@ class FleetGroupOptions:
         Output | None,
         Option("-o", "--output", f"The report; in DIR/ one a node. [{report_output.DEFAULT}]", type=OutputType()),
     ] = None
-    dry_run: Annotated[bool, Option("Print what the environment says of this node, and stop.")] = False
 
 
 @command_with(FleetGroupOptions, name="group", short_help="Measure what lies between nodes, with ranks on all of them.")
@@ -77,17 +76,8 @@ def group(options: FleetGroupOptions, settings: Settings) -> int:
         return 0
     name = member.name or report_output.node_of(place(os.environ), nameless=False).name
     run = _run(options)
-    own, whole = (
-        report_output.destination(
-            options.output, report_output.DEFAULT, Node(called, several=True), dry=options.dry_run
-        )
-        for called in (name, "group")
-    )
-    if options.dry_run:
-        run_id = f", run {member.run}" if member.run else ""
-        meeting = f"they meet at {member.address} port {member.port}"
-        click.echo(f"{name} is number {member.node} of {member.nodes} nodes{run_id}; {meeting}")
-        return 0
+    nodes = (Node(called, several=True) for called in (name, "group"))
+    own, whole = (report_output.destination(options.output, report_output.DEFAULT, node, dry=False) for node in nodes)
     with report_output.alone(own):
         interrupted = _measured(run, member, name, options, own)
         report = of_group(report_of(run))
@@ -252,9 +242,6 @@ def render(options: FleetRenderOptions, settings: Settings) -> None:
     if options.system == "slurm" and options.variables:
         message = "--env has no place in the files for Slurm"
         raise ConfigError(message, fix="set it in the environment of sbatch, which passes it on")
-    if options.output is not None and options.output.exists() and not options.output.is_dir():
-        message = f"--output {options.output} is not a directory"
-        raise ConfigError(message, fix="name a directory, or leave it out to print the files")
     launch_values = {name: value for name, value in asdict(options).items() if name in LaunchValues._fields}
     chosen = {
         "program": options.program or _this_program(),

@@ -202,10 +202,7 @@ class Coordinator:
             _send(peer.writer, {**group, "reached": "" if node else reached})
 
     def _due(self, *, trouble: bool) -> None:
-        """Give all their parts once each live node gave its own.
-
-        After `trouble` the others' ranks may wait for a node's in vain: theirs are stopped after a while.
-        """
+        """Give all their parts once each live node gave its own; in `trouble` stop the ranks that wait in the end."""
         live = sorted(self._peers, reverse=True)  # the first node may leave once it has its own
         if live and all(node in self._parts for node in live):
             steps = {self._parts[node][0] for node in live}

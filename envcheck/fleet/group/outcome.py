@@ -72,11 +72,7 @@ def whole(
 def blamed(
     parts: Mapping[int, Mapping[str, Any]], lost: Mapping[int, str], ranks: Sequence[int], names: Sequence[str]
 ) -> dict[str, Any] | None:
-    """Return {rank, text} of the rank that the group was lost by; None where all ranks of all nodes measured.
-
-    A node that is gone comes before a rank that says something of its own, and that before one that only waited: of
-    those it is the one that came the least far.
-    """
+    """Return {rank, text} of who lost the group: a lost node, a rank with a cause, or the one that came least far."""
     for node, why in sorted(lost.items()):
         if node not in parts:
             return {"rank": sum(ranks[:node]), "text": f"is lost with its node {names[node]}: {why}"}
@@ -133,11 +129,7 @@ def of_group(report: RunReport) -> RunReport:
 
 
 def of_node(report: RunReport, node: int) -> RunReport:
-    """Return the report of one node, which holds its own ranks' measurements.
-
-    What the group was shown to be blamed for elsewhere is no failure of this node. A speed that only others fell short
-    of leaves it a pass; any other failure in which it took part says nothing about it: undetermined.
-    """
+    """Return one node's report: others' slowness is its pass, and what else others are blamed for is undetermined."""
     if report.group is None:
         return report
     group = structs.replace(report.group, node=report.group.nodes[node])

@@ -17,13 +17,7 @@ from envcheck.checks.support.exact_data import SEED
 from envcheck.checks.support.process_group import NODE_NAME
 from envcheck.errors import ConfigError
 from envcheck.fleet.group import outcome
-from envcheck.fleet.group.meeting import (
-    Coordinator,
-    GroupMember,
-    LostGroupError,
-    NotFormedError,
-    free_ports,
-)
+from envcheck.fleet.group.meeting import Coordinator, GroupMember, LostGroupError, NotFormedError, free_ports
 from envcheck.fleet.group.membership import Hello, Membership, differences
 from envcheck.fleet.group.outcome import FORMED
 from envcheck.fleet.hostlist import fold

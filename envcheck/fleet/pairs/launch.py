@@ -1,7 +1,4 @@
-"""The one place of `fleet pairs` that starts processes: it runs the tests of each round and reads their reports.
-
-What comes next is a pure function of the results, so a run that was killed goes on from the file that keeps them.
-"""
+"""It runs the tests of each round and reads their reports; what comes next is a pure function of the results."""
 
 import concurrent.futures
 import contextlib
@@ -45,10 +42,7 @@ class LaunchResult(NamedTuple):
 
 
 def result_of(test: GroupTest, files: Sequence[FleetFile], launched: LaunchResult) -> GroupResult:
-    """Return what the reports of a test say together; a group of which a report is missing is undetermined.
-
-    A report of pass is not enough for a group: it counts only beside those of all its nodes.
-    """
+    """Return what the reports of a test say together; a group of which a report is missing is undetermined."""
     reports = [file.report for file in files if file.report is not None]
     by_node = {node: report for node in test.nodes if (report := _report_of(node, reports)) is not None}
     answers = tuple(_answer(node, report, launched) for node, report in by_node.items())

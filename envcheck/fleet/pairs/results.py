@@ -186,10 +186,7 @@ Rounds = Generator[Round, Sequence[GroupResult], list[MeasuredGroup]]
 
 
 def measured(rounds: Iterable[Round], usual: float | None = None) -> Rounds:
-    """Run rounds of tests, then again what did not pass, and return what each test comes to.
-
-    Those far slower than `usual` (GB/s) fail, whatever their own limits say; None for what is usual among these tests.
-    """
+    """Run rounds of tests, then again what did not pass; far slower than `usual` (GB/s), or these, is a failure."""
     first: dict[GroupTest, GroupResult] = {}
     for tests in filter(None, rounds):
         first |= zip(tests, (yield tests), strict=True)
@@ -218,20 +215,14 @@ def disjoint(tests: Iterable[GroupTest]) -> list[list[GroupTest]]:
 
 
 def usual_speed(results: Iterable[GroupResult], sizes: Sequence[int] = ()) -> float | None:
-    """Return the upper quartile of the speeds in GB/s; None where too few were measured to say what is usual.
-
-    A fault in up to three quarters of the groups then leaves the sound ones as the measure. `sizes` of the groups.
-    """
+    """Return the upper quartile of the speeds in GB/s, which three of four groups may miss; None of too few."""
     least = _LEAST_OF_OTHER_SIZES if sizes and max(sizes) > 2 * min(sizes) else _LEAST_SPEEDS
     speeds = sorted(result.speed for result in results if result.speed is not None)
     return statistics.quantiles(speeds, n=4, method="inclusive")[2] if len(speeds) >= least else None
 
 
 def compared(result: GroupResult, usual: float | None) -> GroupResult:
-    """Return the result, failed if it passed its own limits and is slow beside other groups.
-
-    A group without a speed, where others have one, is undetermined: it may be slow.
-    """
+    """Return the result, failed if it is slow beside other groups, undetermined if it alone has no speed."""
     if result.status != "pass" or usual is None:
         return result
     if result.speed is None:
