@@ -46,15 +46,13 @@ class Reading(NamedTuple):
 
     def lacking(self) -> list[Outcome]:
         """Return one error for each GPU whose signal could not be read, but a skip where gpu-lost fails for the GPU."""
-        gone = {label(gpu) for gpu in self.view.snapshot.gpus if lost(gpu)}
-        findings = []
-        for gpu, why in sorted(self.unread.items()):
-            about: dict[str, Any] = {"culprit": culprit(self.view, gpu), "gpus": uuids(self.view, [gpu])}
-            if gpu in gone:
-                findings.append(skipped(f"{gpu} is lost (see gpu-lost)", code="gpu.lost", **about))
+        findings, code = [], f"{self.name.replace('_', '-')}.unread"
+        for gpu in (gpu for gpu in self.view.snapshot.gpus if label(gpu) in self.unread):
+            if lost(gpu):
+                findings.append(skipped(f"{label(gpu)} is lost (see gpu-lost)", code="gpu.lost", **about(gpu)))
             else:
-                text, fix = f"{self.name} cannot be read: {gpu}: {why}", "look at `nvidia-smi -q` and `dmesg`"
-                findings.append(undecided(text, fix=fix, code=f"{self.name.replace('_', '-')}.unread", **about))
+                text = f"{self.name} cannot be read: {label(gpu)}: {self.unread[label(gpu)]}"
+                findings.append(undecided(text, fix="look at `nvidia-smi -q` and `dmesg`", code=code, **about(gpu)))
         return findings
 
     def absent(self) -> Outcome | None:
@@ -71,9 +69,8 @@ class Reading(NamedTuple):
 
     def blame(self, values: Mapping[str, Any], rule: Rule) -> list[Outcome]:
         """Return one finding by `rule` for each GPU in `values`, with its index and UUID as the culprit."""
-        return [
-            rule.finding(gpu, value, culprit(self.view, gpu), uuids(self.view, [gpu])) for gpu, value in values.items()
-        ]
+        gpus = {label(gpu): gpu for gpu in self.view.snapshot.gpus}
+        return [rule.finding(name, value, culprit(gpus[name]), [gpus[name].uuid]) for name, value in values.items()]
 
 
 def lost(gpu: Gpu) -> Signal | None:
@@ -88,15 +85,14 @@ def label(gpu: Gpu) -> str:
     return gpu.uuid if index is None else f"GPU {index}"
 
 
-def culprit(view: View, labelled: str) -> str:
+def culprit(gpu: Gpu) -> str:
     """Return "GPU 3 (GPU-1a2b…)": the index people use, and the UUID, which does not change."""
-    uuid = next((gpu.uuid for gpu in view.snapshot.gpus if label(gpu) == labelled), labelled)
-    return labelled if uuid == labelled else f"{labelled} ({uuid})"
+    return gpu.uuid if label(gpu) == gpu.uuid else f"{label(gpu)} ({gpu.uuid})"
 
 
-def about(view: View, gpu: Gpu) -> dict[str, Any]:
+def about(gpu: Gpu) -> dict[str, Any]:
     """Return what a finding about one GPU says of it."""
-    return {"culprit": culprit(view, label(gpu)), "gpus": [gpu.uuid]}
+    return {"culprit": culprit(gpu), "gpus": [gpu.uuid]}
 
 
 def read(view: View, name: str, *, newer: bool = False) -> Reading:
@@ -121,12 +117,6 @@ def _not_offered(gpu: Gpu, signal: Signal) -> bool:
     return signal.why == "unsupported" or (gpu.signal("mig_mode").value == "on" and signal.why == "denied")
 
 
-def uuids(view: View, labels: Iterable[str]) -> list[str]:
-    """Return the UUIDs of the GPUs so labelled: an index changes, a UUID does not."""
-    wanted = set(labels)
-    return [gpu.uuid for gpu in view.snapshot.gpus if label(gpu) in wanted]
-
-
 def at(view: View, slots: Iterable[object]) -> list[str]:
     """Return the UUIDs of the GPUs in these slots of the PCI bus."""
     wanted = set(map(slot, slots))
@@ -142,8 +132,8 @@ def slot(bus_id: object) -> str:
 
 def place(view: View, bus_id: object) -> str:
     """Return the culprit of a PCI address: its GPU's index and UUID, or the address where NVML shows no GPU there."""
-    labels = [label(gpu) for gpu in view.snapshot.gpus if slot(gpu.signal("bus_id").value) == slot(bus_id)]
-    return f"{culprit(view, labels[0])} at {bus_id}" if labels else f"PCI {bus_id}"
+    there = [gpu for gpu in view.snapshot.gpus if slot(gpu.signal("bus_id").value) == slot(bus_id)]
+    return f"{culprit(there[0])} at {bus_id}" if there else f"PCI {bus_id}"
 
 
 def shortened(parts: list[str], most: int = _MANY) -> str:

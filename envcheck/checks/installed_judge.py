@@ -185,7 +185,7 @@ def _number(capability: str) -> tuple[int, ...]:
 
 def _on(view: View, row: Mapping[str, Any], gpu: Gpu, sass: list[str], ptx: list[str]) -> list[Outcome]:
     capability, name = gpu.signal("compute_capability"), str(row["name"])
-    culprit = gpu_readings.culprit(view, gpu_readings.label(gpu))
+    culprit = gpu_readings.culprit(gpu)
     if capability.value is None:
         text = f"{name}: the compute capability of GPU {gpu.uuid} is unread: {capability.reason}"
         return [undecided(text, fix="look at NVML", code="extensions.gpu-unread", culprit=culprit)]

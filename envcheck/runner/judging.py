@@ -210,7 +210,7 @@ def lost_gpus_row(view: View, rows: Mapping[str, OutcomeRow]) -> OutcomeRow | No
             f"{gpu_readings.label(gpu)} does not answer ({signal.reason}), and this run left the check {_GPU_LOST} out",
             fix=_LOST_GPU_FIX,
             code="lost-gpus.left-out",
-            culprit=gpu_readings.culprit(view, gpu_readings.label(gpu)),
+            culprit=gpu_readings.culprit(gpu),
             gpus=[gpu.uuid],
         )
         for gpu, signal in lost

@@ -40,7 +40,7 @@ def _name(gpu: Gpu) -> str:
 
 def _one(view: View, gpu: Gpu, listed: list[str]) -> list[Outcome]:
     matrix, capability = facts.matrix(view), gpu.signal("compute_capability")
-    about = of_gpu(view, gpu)
+    about = of_gpu(gpu)
     if capability.value is None and lost(gpu):
         return [skipped(f"{label(gpu)} is lost (see gpu-lost)", code="gpu.lost", **about)]
     if capability.value is None:

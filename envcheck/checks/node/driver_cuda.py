@@ -71,7 +71,7 @@ def _finding(view: View, cuda: str, driver: str, gpu: Gpu | None, answer: Verdic
     return dataclasses.replace(
         outcome,
         summary=f"{label(gpu)} ({gpu.signal('name').value}): {outcome.summary}",
-        culprit=culprit(view, label(gpu)),
+        culprit=culprit(gpu),
         details={**outcome.details, "gpus": [gpu.uuid]},
     )
 

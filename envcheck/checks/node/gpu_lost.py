@@ -32,7 +32,7 @@ def _lost(view: View) -> list[Outcome]:
         if final is not None:
             text = f"{label(gpu)} is in NVML's list and does not answer: {final.reason}"
             code = "gpu-lost.reset-required" if final.why == "reset-required" else "gpu-lost.lost"
-            findings.append(failed(text, fix=_FIX, code=code, **counts, **about(view, gpu)))
+            findings.append(failed(text, fix=_FIX, code=code, **counts, **about(gpu)))
     return findings
 
 

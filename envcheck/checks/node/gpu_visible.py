@@ -57,7 +57,7 @@ def _unseen(view: View, visible: int, expected: list[str], about: dict[str, Any]
     about = {**about, "fix": fix}
     text = f"NVML sees {counted(len(view.snapshot.gpus), 'GPU')}, torch {visible}: {cause}"
     made = {**about, "code": "gpu-visible.missing"}
-    each = [failed(f"torch does not see {label(gpu)}: {cause}", **made, **of_gpu(view, gpu)) for gpu in missing]
+    each = [failed(f"torch does not see {label(gpu)}: {cause}", **made, **of_gpu(gpu)) for gpu in missing]
     return each or [failed(text, code="gpu-visible.fewer", **about)]
 
 
