@@ -235,15 +235,11 @@ def _uncovered(matrix: Matrix, place: int, query: Query) -> UncoveredKind:
     return UncoveredKind(kind=place, verdict=resolution.verdict, reason=reason, buildable=None)
 
 
-# Larger is better, field by field; of several sets the sorted list is compared, the worst first.
-Score = tuple[int, ...]
-
-
 class CoverSet(NamedTuple):
-    """A set: the elements it covers as bits, and how good it is."""
+    """A set: the elements it covers as bits, and how good it is, the larger the better, field by field."""
 
     mask: int
-    score: Score
+    score: tuple[int, ...]
 
 
 def smallest_cover(sets: Sequence[CoverSet]) -> list[int]:
@@ -260,7 +256,7 @@ def smallest_cover(sets: Sequence[CoverSet]) -> list[int]:
     return best or []
 
 
-def value(places: Iterable[int], sets: Sequence[CoverSet]) -> list[Score]:
+def value(places: Iterable[int], sets: Sequence[CoverSet]) -> list[tuple[int, ...]]:
     """Return what covers of one size are compared by: the larger is better."""
     return sorted(sets[place].score for place in places)
 

@@ -121,14 +121,7 @@ class Member(NamedTuple):
     late: float | None
 
 
-class GroupMembers(NamedTuple):
-    """A group, with its nodes."""
-
-    group: FleetGroup
-    members: list[Member]
-
-
-def grouped(files: Iterable[FleetFile]) -> list[GroupMembers]:
+def grouped(files: Iterable[FleetFile]) -> list[tuple[FleetGroup, list[Member]]]:
     """Return the groups, the largest first. A driver counts by its branch: other releases of it are drift."""
     held: dict[tuple[str, str, str], list[Member]] = defaultdict(list)
     for file in files:
@@ -138,7 +131,7 @@ def grouped(files: Iterable[FleetFile]) -> list[GroupMembers]:
             late = None if report.ended is None else file.modified - report.ended
             held[kind].append(Member(file.node, report, late))
     return [
-        GroupMembers(FleetGroup(gpu=gpu, cell=cell, driver=driver, nodes=len(members)), members)
+        (FleetGroup(gpu=gpu, cell=cell, driver=driver, nodes=len(members)), members)
         for (gpu, cell, driver), members in sorted(held.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
 
@@ -149,12 +142,12 @@ class _Measured(NamedTuple):
     gpu: str = ""
 
 
-def deviating(groups: Iterable[GroupMembers]) -> Iterator[Outlier | ConfigurationDrift]:
+def deviating(groups: Iterable[list[Member]]) -> Iterator[Outlier | ConfigurationDrift]:
     """Yield what is configured otherwise, and values far from those of the same group, number of GPUs and unit."""
-    for number, group in enumerate(groups):
-        yield from drift(number, {member.node: member.report.configuration for member in group.members})
+    for number, members in enumerate(groups):
+        yield from drift(number, {member.node: member.report.configuration for member in members})
         alike: dict[tuple[str, int, str], list[_Measured]] = defaultdict(list)
-        for node, report, _ in group.members:
+        for node, report, _ in members:
             for check in report.checks:
                 if check.value is not None:
                     row = _Measured(node, check.value, check.gpu)
@@ -162,7 +155,7 @@ def deviating(groups: Iterable[GroupMembers]) -> Iterator[Outlier | Configuratio
         for (name, _, unit), rows in alike.items():
             yield from _deviating(number, name, unit, rows)
         # A node whose file was written much longer after the end of the run than those of the others.
-        late = [_Measured(member.node, member.late) for member in group.members if member.late is not None]
+        late = [_Measured(member.node, member.late) for member in members if member.late is not None]
         yield from (row for row in _deviating(number, "clock", "s", late, CLOCK_SLACK) if isinstance(row, Outlier))
 
 

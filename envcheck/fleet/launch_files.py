@@ -1,5 +1,6 @@
 """The files that start envcheck on many nodes. Root runs them: values that could be more than a value are refused."""
 
+import math
 import re
 import shlex
 from typing import Any, Final, Literal, NamedTuple
@@ -65,10 +66,14 @@ def context(values: LaunchValues, system: str) -> dict[str, Any]:
     if len(dict(variables)) < len(variables):
         message = "--env gives a variable twice"
         raise ConfigError(message, fix="give it once")
-    max_age, budget = _seconds("--max-age", values.max_age, 60), _seconds("--budget", values.budget, 5)
-    if budget > _LONGEST_BUDGET:
-        message = f"--budget {values.budget:g}s is longer than a gate may take"
-        raise ConfigError(message, fix="give at most 18h")
+    for option, value, least, most in (
+        ("--max-age", values.max_age, 60, math.inf),
+        ("--budget", values.budget, 5, _LONGEST_BUDGET),
+    ):
+        if not least <= value <= most:
+            message = f"{option} {value:g}s is too short for a node, or longer than a gate may take"
+            raise ConfigError(message, fix=f"give {least}s or more{'' if most == math.inf else ', at most 18h'}")
+    max_age, budget = round(values.max_age), round(values.budget)
     target = f"--image {values.image}" if values.image else f"--python {shlex.quote(values.python or '')}"
     return {
         **values._asdict(),
@@ -82,13 +87,6 @@ def context(values: LaunchValues, system: str) -> dict[str, Any]:
         "interval": max(30, max_age // 3),
         "minutes": _MINUTES[values.level],
     }
-
-
-def _seconds(option: str, value: float, least: int) -> int:
-    if value < least:
-        message = f"{option} {value:g}s is too short for a node"
-        raise ConfigError(message, fix=f"give at least {least}s")
-    return round(value)
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -96,7 +96,6 @@ class _SchemaPart(msgspec.Struct):
     schema: str
 
 
-_HEAD: Final = msgspec.json.Decoder(_SchemaPart)
 _DOCUMENT: Final = msgspec.json.Decoder(_ReportPart)
 _MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _SCHEMA: Final = "envcheck/report/1"
@@ -181,7 +180,7 @@ def _unreadable(content: bytes, error: Exception) -> Exception:
     if not content.strip(_BLANK):
         return ConfigError("is empty", fix=_FIX)
     try:
-        schema = _HEAD.decode(content).schema
+        schema = msgspec.json.decode(content, type=_SchemaPart).schema
     except _MALFORMED:
         head = content[:4096]
         if _NAMED.search(head) or _FIRST.startswith(b"".join(head.split())):

@@ -190,7 +190,7 @@ def summarize(files: Sequence[FleetFile], question: FleetQuestion) -> FleetAnswe
     node_states = {node: found[node] for node in sorted(found, key=natural)}
     current = [state.file for state in node_states.values() if state.file and state.state != "stale"]
     groups = grouped(current)
-    different = [*deviating(groups)]
+    different = [*deviating(members for _, members in groups)]
     drift = [row for row in different if isinstance(row, ConfigurationDrift)]
     outliers = sorted((row for row in different if isinstance(row, Outlier)), key=lambda row: -abs(row.z))
     blame = [_blame(node, state) for node, state in node_states.items() if state.state == "fail"]
@@ -198,7 +198,7 @@ def summarize(files: Sequence[FleetFile], question: FleetQuestion) -> FleetAnswe
         tool=__version__,
         at=dt.datetime.fromtimestamp(question.now, dt.timezone.utc).isoformat(timespec="seconds"),
         files=len(files),
-        groups=[group.group for group in groups],
+        groups=[group for group, _ in groups],
         nodes=NodeStates(
             passed=sum(state.state == "pass" for state in node_states.values()),
             **{bad: [node for node, state in node_states.items() if state.state == bad] for bad in BAD},

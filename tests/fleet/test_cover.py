@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
-from envcheck.fleet.cover import MOST_KINDS, CoverSet, Score, of_places, smallest_cover, value
+from envcheck.fleet.cover import MOST_KINDS, CoverSet, of_places, smallest_cover, value
 from tests.fleet.node_reports import node_report, write
 
 SETS = st.lists(st.builds(CoverSet, st.integers(0, 255), st.tuples(st.integers(0, 3), st.integers(0, 1))), max_size=9)
 
 
-def brute_force(sets: list[CoverSet]) -> tuple[int, list[Score]]:
+def brute_force(sets: list[CoverSet]) -> tuple[int, list[tuple[int, ...]]]:
     """Return the least size of a cover of all and the best value of that size, by trying all."""
     everything = functools.reduce(operator.or_, (one.mask for one in sets), 0)
     for size in range(len(sets) + 1):

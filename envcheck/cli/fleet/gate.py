@@ -27,19 +27,13 @@ _DRAIN_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class GateOptions:
-    python: Annotated[
-        str | None, Option("The interpreter, or environment, to judge (with --image: in it).", metavar="PATH")
-    ] = None
-    image: Annotated[
-        str | None, Option("A local image to judge; by digest, a fresh verdict needs no engine.", metavar="REF")
-    ] = None
+    python: Annotated[str | None, Option("The interpreter, or environment, to judge.", metavar="PATH")] = None
+    image: Annotated[str | None, Option("A local image to judge, best by digest.", metavar="REF")] = None
     level: Annotated[Literal["static", "quick", "standard", "full"], Option("How much to check.")] = "quick"
     require_gpu: Annotated[bool, Option("Fail if there is no GPU, instead of skipping.")] = False
     max_age: Annotated[float, Option("Oldest verdict to accept.", type=Duration())] = 900.0
     budget: Annotated[float, Option("Time limit for the checks.", type=Duration())] = 60.0
-    drain: Annotated[bool, Option("After a failed check, drain this Slurm node, or taint this node of Kubernetes.")] = (
-        False
-    )
+    drain: Annotated[bool, Option("After a failed check, drain the node in Slurm, or taint it in Kubernetes.")] = False
     on_error: Annotated[
         Literal["refuse", "admit"],
         Option("What to do if the node cannot be judged: refuse (exit 2 or 3), or admit (exit 0)."),
@@ -110,10 +104,7 @@ def _mark(node: str, verdict: NodeVerdict) -> str:
 
 
 def _drain(node: str, verdict: NodeVerdict) -> str:
-    """Drain a node in Slurm and return "", or why that did not happen.
-
-    SchedMD advises against Slurm commands in a prolog. Without this one the reason would be "Prolog error".
-    """
+    """Drain a node in Slurm and return "", or why that did not happen; without it the reason is "Prolog error"."""
     scontrol = shutil.which("scontrol")
     if scontrol is None:
         return "scontrol is not on PATH"
@@ -133,7 +124,9 @@ def _verdict(options: GateOptions, node: Boot) -> tuple[NodeVerdict, str]:
     kept = gate.read(path)
     if kept is not None and not gate.why_unusable(kept, question, node):
         return kept, f"{node.uptime - kept.at.uptime:.0f} s ago"
-    target = target or _target(options)
+    if target is None and options.image is not None:
+        target = ContainerTarget(options.image, python=options.python)
+    target = target or LocalPython(answering(_python(options)))
     report = gate.run_checks(target, options.level, options.budget, require_gpu=options.require_gpu)
     new = gate.of_report(report, subject, gate.this_boot(), gate.keep_report(report, path))
     if new is None:
@@ -159,12 +152,6 @@ def _subject(options: GateOptions) -> tuple[GatedEnvironment, Target | None]:
 
 def _python(options: GateOptions) -> ChosenPython:
     return choose_python(Path(options.python) if options.python else None)
-
-
-def _target(options: GateOptions) -> Target:
-    if options.image is not None:
-        return ContainerTarget(options.image, python=options.python)
-    return LocalPython(answering(_python(options)))
 
 
 def _admitted_or(options: GateOptions, line: str, code: int) -> int:

@@ -156,12 +156,16 @@ def pairs(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG00
     if not options.state.parent.is_dir():
         message = f"--state {options.state}: there is no directory {options.state.parent}"
         raise ConfigError(message, fix="create it on a file system that all nodes share")
-    fleet = _fleet(options)
+    nodes = tuple(unfold(options.nodes))
+    if len(nodes) < 2:  # noqa: PLR2004 (a group)
+        message = f"--nodes {options.nodes[:60]!r} names {counted(len(nodes), 'node')}"
+        raise ConfigError(message, fix="name two nodes or more; one node alone is `envcheck run`")
+    fleet = Fleet(nodes, options.mode or ("diagnose" if len(nodes) > SMALL else "tournament"))
     folder = options.state.absolute().with_name(f"{options.state.stem}-reports")
     launcher = Launcher(checked(options.launch), folder, options.timeout)
     if options.dry_run:
-        for nodes, step in ((fleet.nodes, ROLL_CALL), (fleet.nodes[:2], "group")):
-            click.echo(shlex.join(launcher.command(GroupTest(step, nodes), folder)))
+        for test in (GroupTest(ROLL_CALL, nodes), GroupTest("group", nodes[:2])):
+            click.echo(shlex.join(launcher.command(test, folder)))
         return 0
     first = shlex.split(launcher.template)[0]
     if first != "{command}" and shutil.which(first) is None:
@@ -175,15 +179,6 @@ def pairs(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG00
     else:
         click.echo("\n".join(lines(diagnosis)))
     return diagnosis.exit_code
-
-
-def _fleet(options: FleetPairsOptions) -> Fleet:
-    nodes = tuple(unfold(options.nodes))
-    if len(nodes) < 2:  # noqa: PLR2004 (a group)
-        message = f"--nodes {options.nodes[:60]!r} names {counted(len(nodes), 'node')}"
-        raise ConfigError(message, fix="name two nodes or more; one node alone is `envcheck run`")
-    usual: Literal["tournament", "diagnose"] = "diagnose" if len(nodes) > SMALL else "tournament"
-    return Fleet(nodes, options.mode or usual)
 
 
 def _busy(state: Path) -> None:
@@ -208,9 +203,7 @@ class FleetRenderOptions:
     level: Annotated[Literal["static", "quick", "standard", "full"], Option("How much to check.")] = "quick"
     max_age: Annotated[float, Option("Oldest verdict that gates accept.", type=Duration())] = 900.0
     budget: Annotated[float, Option("Time limit for the checks of a gate.", type=Duration())] = 60.0
-    output: Annotated[Path | None, Option("-o", "--output", "Write the files into this directory.", type=DIRECTORY)] = (
-        None
-    )
+    output: Annotated[Path | None, Option("-o", "--output", "Write the files in here.", type=DIRECTORY)] = None
     on_error: Annotated[Literal["refuse", "admit"], Option("What gates do if the node cannot be judged.")] = "refuse"
     program: Annotated[str | None, Option("Slurm: envcheck on the nodes. [this one]", metavar="PATH")] = None
     scripts: Annotated[str, Option("Slurm: where slurmd finds the scripts.")] = "/etc/slurm/envcheck"
@@ -222,9 +215,7 @@ class FleetRenderOptions:
     variables: Annotated[
         tuple[str, ...], Option("--env", "Kubernetes: NCCL_*, FI_*, UCX_*, GLOO_* of pods.", metavar="NAME=VALUE")
     ] = ()
-    drain: Annotated[bool, Option("Kubernetes: the DaemonSet taints nodes whose check failed (adds rbac.yaml).")] = (
-        False
-    )
+    drain: Annotated[bool, Option("Kubernetes: taint nodes whose check failed (adds rbac.yaml).")] = False
 
 
 @command_with(
@@ -242,13 +233,10 @@ def render(options: FleetRenderOptions, settings: Settings) -> None:
     if options.system == "slurm" and options.variables:
         message = "--env has no place in the files for Slurm"
         raise ConfigError(message, fix="set it in the environment of sbatch, which passes it on")
-    launch_values = {name: value for name, value in asdict(options).items() if name in LaunchValues._fields}
-    chosen = {
-        "program": options.program or _this_program(),
-        "reports": options.reports or str(Path.cwd() / "envcheck-reports"),
-    }
-    values = LaunchValues(**{**launch_values, **chosen})
-    for file in launch_files(options.system, values):
+    given = {name: value for name, value in asdict(options).items() if name in LaunchValues._fields}
+    given["program"] = options.program or _this_program()
+    given["reports"] = options.reports or str(Path.cwd() / "envcheck-reports")
+    for file in launch_files(options.system, LaunchValues(**given)):
         if options.output is None:
             click.echo(f"# {file.name}\n{file.text}", nl=False)
             continue

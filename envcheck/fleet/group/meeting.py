@@ -312,7 +312,6 @@ def free_ports(count: int) -> list[int]:
 
 
 def _say_there(writer: asyncio.StreamWriter) -> None:
-    """Send beats until the connection is closed."""
     if not writer.is_closing():
         _send(writer, {"beat": True})
         _loop().call_later(BEAT, _say_there, writer)

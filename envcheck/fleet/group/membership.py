@@ -47,8 +47,7 @@ def membership(environ: Mapping[str, str], run: str | None = None) -> Membership
     if nodes > MOST:
         _refuse(f"the environment names more than {MOST:,} nodes", _START)
     listed = environ.get("SLURM_STEP_NODELIST", "") if launch.launcher == "slurm" else ""
-    names = tuple(unfold(listed)) if listed else ()
-    names = names if len(names) == nodes else ()
+    names = tuple(unfold(listed)) if listed and nodes == len(unfold(listed)) else ()
     name = launch.node or (names[node] if names else "")
     if name and not is_name(name):
         fix = "correct NODE_NAME or SLURMD_NODENAME: letters, digits, dots and dashes"

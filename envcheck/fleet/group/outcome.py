@@ -13,7 +13,6 @@ from envcheck.runner.worker import group_ending
 
 # In what the ranks' environments must be alike: an older torch speaks to a newer one, and measures something else.
 ALIKE: Final = ("torch", "cuda", "nccl", "backend")
-_LOG: Final = 4000
 
 
 def ready(facts: Mapping[str, Any], ranks: int, ports: Sequence[int], seed: int) -> dict[str, Any]:
@@ -44,7 +43,7 @@ def broken(parts: Mapping[int, Mapping[str, Any]], lost: Mapping[int, str], name
 def own(event: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a node gives the others of a check that its ranks have done, or were lost in."""
     failed = event.get("error") is not None
-    logs = [str(log)[-_LOG:] if failed else "" for log in event["logs"]]
+    logs = [str(log)[-4000:] if failed else "" for log in event["logs"]]
     kept = {name: event[name] for name in ("ranks", "error", "seconds", "body", "progress")}
     return {**kept, "logs": logs}
 
@@ -107,7 +106,6 @@ def _behind(parts: Mapping[int, Mapping[str, Any]], ranks: Sequence[int]) -> dic
 
 
 def _filled(answer: Mapping[str, Any] | None, name: str, count: int, otherwise: Any) -> list[Any]:
-    """Return a node's list of so many entries; what it did not say is `otherwise`."""
     given = answer.get(name) if answer else None
     listed = given if isinstance(given, list) else []
     return [*listed, *([otherwise] * count)][:count]
@@ -139,7 +137,6 @@ def of_node(report: RunReport, node: int) -> RunReport:
 
 
 def _named(outcome: OutcomeRow, group: GroupFacts) -> OutcomeRow:
-    """Return an outcome whose texts say on which node each rank is."""
     findings = [
         structs.replace(
             finding, summary=_with_nodes(finding.summary, group), culprit=_with_nodes(finding.culprit, group)
@@ -180,7 +177,6 @@ def _of_node(outcome: OutcomeRow, group: GroupFacts, node: int) -> OutcomeRow:
 
 
 def _as(outcome: OutcomeRow, status: str, summary: str, remedy: str) -> OutcomeRow:
-    """Return an outcome as that of a node which another one is blamed beside."""
     code = "" if status == "pass" else "group.other-node"
     changed = {"status": status, "summary": summary, "remedy": remedy, "code": code, "culprit": ""}
     attempts = [structs.replace(attempt, **changed) if attempt.shown else attempt for attempt in outcome.attempts]
@@ -202,5 +198,4 @@ def nodes_of(culprit: str, group: GroupFacts) -> set[int]:
 
 
 def _node_in(rank: int, group: GroupFacts) -> int | None:
-    """Return the node of a rank; None for one that no node has."""
     return next((node for node in range(len(group.ranks)) if rank < sum(group.ranks[: node + 1])), None)

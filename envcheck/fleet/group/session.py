@@ -156,8 +156,6 @@ CHECKS: Final = (
     "envcheck.checks.env.all_reduce_bandwidth",
     "envcheck.checks.env.straggler",
 )
-# How long the others may take to read what the first node sent them last, in seconds.
-_PATIENCE: Final = 5.0
 
 
 def chosen(only: Collection[str] = ()) -> list[CheckModule]:
@@ -201,7 +199,7 @@ def met(run: Run, place: Membership, name: str, processes: int, wait: float) -> 
         came = f"{len(member.begun.names)} nodes came within {member.begun.seconds:.1f} s: {fold(member.begun.names)}"
         run.known[FORMED] = OutcomeRow(id=FORMED, kind="env", status="pass", summary=came)
         yield True
-        patience = _PATIENCE
+        patience = 5.0  # for the others to read what the first node sent them last
     except KeyboardInterrupt:
         if member is not None:
             member.leave("it was interrupted")

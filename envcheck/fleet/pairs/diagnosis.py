@@ -238,7 +238,6 @@ def _never_met(nodes: Sequence[str], measured: Sequence[MeasuredGroup], passed: 
 
 
 def _together(call: RollCall, parts: Sequence[Diagnosis]) -> Diagnosis:
-    """Return what the roll-call and the steps after it found."""
     return Diagnosis(
         (*call.blamed, *(row for part in parts for row in part.blamed)),
         (*call.not_isolated, *(row for part in parts for row in part.not_isolated)),

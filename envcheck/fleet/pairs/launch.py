@@ -118,10 +118,7 @@ if os.getppid() != int(sys.argv[1]):
     sys.exit(143)
 os.execvp(sys.argv[2], sys.argv[2:])
 """
-_LOOK: Final = 0.1
-_GRACE: Final = 5.0
 _LOG: Final = "launch.log"
-_TAIL: Final = 4096
 
 
 class Launcher(NamedTuple):
@@ -191,7 +188,7 @@ def _waited(command: list[str], extra: dict[str, str], log: int, timeout: float,
     deadline = time.monotonic() + timeout
     try:
         while process.poll() is None:
-            if stop.wait(_LOOK) or time.monotonic() > deadline:
+            if stop.wait(0.1) or time.monotonic() > deadline:
                 return "interrupted" if stop.is_set() else f"no end within {timeout:g} s"
     finally:
         _end(process)
@@ -206,12 +203,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE)
+            process.wait(5)
 
 
 def _last_line(log: Path) -> str:
     with log.open("rb") as stream:
-        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL))
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - 4096))
         lines = stream.read().decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else ""
 
