@@ -6,14 +6,12 @@ any position.
 
 from __future__ import annotations
 
-import ast
 import bisect
 import codecs
 import functools
 import heapq
 import os
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Final, Literal, NamedTuple
@@ -31,6 +29,7 @@ _COMMAND_END: Final = re.compile(r"&&|\|\|?|;|\n")
 # A # starts a comment at the start of a line or after a blank, outside of quotes.
 _COMMENT: Final = re.compile(r"(?m)(?:^|(?<=\s))#[^\n]*")
 _STRING: Final = re.compile(r"\"(?:\\.|[^\"\\\n])*\"|'[^'\n]*'")
+_TRIPLE: Final = re.compile(r"(?P<first>(?m:^)[ \t]*)?[rRuUbB]?(?P<quotes>\"{3}|'{3})[\s\S]*?(?:(?P=quotes)|$)")
 # A tool in the file that verifies downloads with a hash or a signature.
 _VERIFIED: Final = re.compile(
     r"\b(?:sha(?:1|256|384|512)sum|shasum|b2sum|gpgv?\b|minisign|cosign)|--checksum\b|--sha256\b"
@@ -53,6 +52,22 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     unless: str = "(?!)"
     after: str = ""
     names: dict[str, str] = {}
+
+
+class Places(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a machine: files below its root and a home, patterns below its root, and variables with paths."""
+
+    machine: list[str]
+    user: list[str]
+    patterns: list[str]
+    variables: list[str]
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of doctor.toml."""
+
+    rules: list[Rule]
+    places: Places
 
 
 class DoctorFinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,20 +148,8 @@ def _without_comments(code: str) -> str:
 
 
 def _without_docstrings(code: str) -> str:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return code
-    lines = code.splitlines(keepends=True)
-    if code.count("\n") != sum(line.endswith("\n") for line in lines) or len(lines) - 1 > code.count("\n"):
-        return code  # line endings that Python's parser does not know
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            for number in range(node.lineno - 1, min(node.end_lineno or node.lineno, len(lines))):
-                lines[number] = re.sub(r"[^\n]", " ", lines[number])
-    return "".join(lines)
+    """Blank triple-quoted strings that begin a line: docstrings, as a rule."""
+    return _TRIPLE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]) if match["first"] is not None else match[0], code)
 
 
 def _commands(code: str) -> Iterator[tuple[int, str]]:
@@ -179,10 +182,14 @@ def _reading(name: str) -> str:
 
 
 @functools.cache
+def _table() -> Table:
+    return msgspec.toml.decode(Path(__file__).with_name("doctor.toml").read_bytes(), type=Table)
+
+
+@functools.cache
 def rules() -> list[Rule]:
     """Return the rules, one for each variable where a row names several."""
-    rows = msgspec.toml.decode(Path(__file__).with_name("doctor.toml").read_bytes(), type=dict[str, list[Rule]])
-    return [_for_variable(row, *pair) for row in rows["rules"] for pair in (row.names or {"": ""}).items()]
+    return [_for_variable(row, *pair) for row in _table().rules for pair in (row.names or {"": ""}).items()]
 
 
 def _for_variable(row: Rule, name: str, instead: str) -> Rule:
@@ -323,19 +330,6 @@ _FINDERS: Final = {
 # Settings are small: do not read larger files, which were named by mistake.
 LARGEST: Final = 8 << 20
 _EXPECTED_FILES: Final = "name Dockerfiles, scripts, requirements and settings"
-_MACHINE_FILES: Final = (
-    *("etc/environment", "etc/profile", "etc/bash.bashrc", "etc/pip.conf", "etc/xdg/pip/pip.conf", "etc/uv/uv.toml"),
-    *("etc/npmrc", "etc/conda/.condarc", "etc/docker/daemon.json", "etc/buildkit/buildkitd.toml"),
-    *("etc/containers/registries.conf", "etc/wgetrc"),
-)
-_USER_FILES: Final = (
-    *(".profile", ".bash_profile", ".bashrc", ".zshenv", ".zprofile", ".zshrc", ".config/fish/config.fish"),
-    *(".pip/pip.conf", ".config/pip/pip.conf", ".config/uv/uv.toml", ".npmrc", ".condarc", ".wgetrc", ".curlrc"),
-    *(".config/containers/registries.conf", ".config/buildkit/buildkitd.toml", ".config/docker/daemon.json"),
-    ".aria2/aria2.conf",
-)
-_DIRECTORIES: Final = (("etc/profile.d", "*.sh"), ("etc/containers/registries.conf.d", "*.conf"))
-_PATH_VARIABLES: Final = ("PIP_CONFIG_FILE", "UV_CONFIG_FILE", "NPM_CONFIG_USERCONFIG", "CONDARC", "BASH_ENV")
 
 
 class Texts(NamedTuple):
@@ -375,16 +369,13 @@ def _decoded(path: Path) -> str:
 def read_machine(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> Texts:
     """Return the environment and the settings of this machine and user that are there."""
     environ = os.environ if environ is None else environ
-    home = Path(environ.get("HOME") or root / "root")
-    paths = [root / name for name in _MACHINE_FILES]
-    paths += [path for directory, names in _DIRECTORIES for path in sorted((root / directory).glob(names))]
+    places, home = _table().places, Path(environ.get("HOME") or root / "root")
+    paths = [root / name for name in places.machine]
+    paths += [path for pattern in places.patterns for path in sorted(root.glob(pattern))]
     # A home that cannot be entered is one error, not one for each file.
-    paths += (
-        [home / name for name in _USER_FILES]
-        if os.access(home, os.X_OK, effective_ids=True) or not home.exists()
-        else [home]
-    )
-    paths += [Path(environ[name]) for name in _PATH_VARIABLES if environ.get(name, os.devnull) != os.devnull]
+    closed = home.exists() and not os.access(home, os.X_OK, effective_ids=True)
+    paths += [home] if closed else [home / name for name in places.user]
+    paths += [Path(environ[name]) for name in places.variables if environ.get(name, os.devnull) != os.devnull]
     texts = read_files(path for path in dict.fromkeys(paths) if not _is_absent(path))
     return Texts([_environment(environ), *texts.documents], texts.errors)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -234,11 +235,8 @@ def test_a_home_of_somebody_else_ends_no_look(tmp_path: Path, monkeypatch: pytes
 
 def test_a_setting_that_cannot_be_read_is_named_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pip.conf").write_bytes(b"[global]\n\0")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    monkeypatch.setattr(doctor, "_MACHINE_FILES", ())
-    monkeypatch.setattr(doctor, "_DIRECTORIES", ())
-    monkeypatch.setattr(doctor, "_environment", lambda _: Document("environment", "", "environment"))
+    read = functools.partial(doctor.read_machine, {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}, tmp_path)
+    monkeypatch.setattr(doctor, "read_machine", read)
     result = CliRunner().invoke(cli, ["mirror", "doctor"], standalone_mode=False)
     assert result.return_value == 3
     assert f"{tmp_path}/pip.conf is not a text file" in result.stderr

@@ -126,6 +126,5 @@ def test_user_is_what_was_chosen_and_none_before(tmp_path: Path, monkeypatch: py
     model.write_choice("/gone.yaml")
     with pytest.raises(ConfigError, match=r"no mirror profile '/gone\.yaml'; .*`envcheck mirror use none`"):
         load("user")
-    assert model.forget_choice() == tmp_path / "envcheck/mirror"
-    assert model.forget_choice() is None
+    assert model.write_choice(None) == model.write_choice(None) == tmp_path / "envcheck/mirror"
     assert load("user") == Profile(name="none")

@@ -100,8 +100,7 @@ def use_(options: MirrorUseOptions, _settings: Settings) -> None:
         message = "`mirror use user` is circular"
         raise ConfigError(message, fix="pass a name from `envcheck mirror list`, or a YAML file")
     if profile == "none":
-        removed = model.forget_choice()
-        click.echo(f"removed {removed}" if removed else "nothing was chosen")
+        click.echo(f"removed {model.write_choice(None)}" if model.read_choice() else "nothing was chosen")
         return
     load(profile)
     choice = profile if profile in {*BUILT_IN_NAMES, *presets()} else str(Path(profile).absolute())

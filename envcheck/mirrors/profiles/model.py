@@ -81,17 +81,10 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sources of each kind, in order. A list without a remote source uses the client's default. No URL has a password.
+    """Sources of each kind, in order; docs/mirrors.md explains the keys. No URL has a password.
 
-    `apt` has base URLs, to which the distribution's path is appended; an empty list keeps the sources of the base.
-    `registry` serves the base images; `registries` maps an upstream registry to its mirrors, in order.
-    `modelscope` is ModelScope's host or a mirror of it. ModelScope is a separate hub with its own model names.
-    `credentials` maps a host to the place of its secret.
-    `ca` is the path of a PEM bundle to trust in addition to this machine's roots. `netrc` is a path; its content
-    enters a build as a secret only. `keep` leaves a pip.conf, a uv.toml and the HF environment, all without
-    credentials, in the image.
-    `closed` forbids downloads from hosts that the profile does not name: a probe fails a mirror that redirects to one,
-    and a kind without a source is not asked for at all.
+    A list without a remote source uses the client's default, unless the profile is `closed`, which forbids downloads
+    from hosts that it does not name.
     """
 
     name: str
@@ -206,18 +199,12 @@ def plain_profile(name: str) -> Profile | None:
     return Profile(name="none") if chosen in (None, "none", "user") else None
 
 
-def write_choice(name: str) -> Path:
-    """Write the choice atomically; return the path of the file."""
+def write_choice(name: str | None) -> Path:
+    """Write the choice atomically, or remove it; return the path of its file."""
     file = choice_path()
+    if name is None:
+        file.unlink(missing_ok=True)
+        return file
     file.parent.mkdir(parents=True, exist_ok=True)
     safe_files.put(file, f"{name}\n".encode())
-    return file
-
-
-def forget_choice() -> Path | None:
-    """Remove the choice; return the path of its file, or None if there was no choice."""
-    file = choice_path()
-    if not file.is_file():
-        return None
-    file.unlink()
     return file

@@ -79,13 +79,10 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is rendered. `root` holds configuration, caches and logs; sizes are bytes.
+    """Everything that is rendered, by the options of `mirror site render`. Sizes are bytes; `owner` is uid:gid.
 
-    `ca` is what upstream certificates are checked against; `resolvers` are asked for upstream names at run time, so
-    that nginx starts also where no upstream can be reached. `users` is an htpasswd file, `allow` networks. `store` is
-    a store whose published tree is served; `trees` are URLs of others' trees that are cached; `owner` is whom the
-    directory belongs to, uid:gid; `client_ca` is what its clients trust. `offline` ones ask no registry and no
-    Hugging Face. `mtail` and `node` are the ports of what counts the access log, and of Prometheus' node exporter.
+    `ca` is what upstream certificates are checked against, `client_ca` what clients trust; `resolvers` are asked for
+    upstream names at run time, so that nginx starts also where no upstream can be reached.
     """
 
     root: str

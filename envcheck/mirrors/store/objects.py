@@ -176,34 +176,24 @@ class Store:
         """Protect the objects from eviction until the block ends. Does nothing to a read-only store."""
         with contextlib.ExitStack() as stack:
             with ignore_read_only():
-                stack.enter_context(self._locked("users", fcntl.LOCK_SH))
-            yield
-
-    def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the store's lock, so that no two processes release, import or evict. The kernel frees it at exit."""
-        return self._locked("lock", fcntl.LOCK_EX)
-
-    @contextlib.contextmanager
-    def unused(self) -> Iterator[None]:
-        """Keep out processes that release, import, evict or use objects. Raises UnavailableError if one does."""
-        with self.locked(), contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(self._locked("users", fcntl.LOCK_EX | fcntl.LOCK_NB))
-            except BlockingIOError as error:
-                message = f"{self.root}: another process uses files of the store"
-                raise UnavailableError(message, fix="wait until it has ended") from error
+                stack.enter_context(self.locked("users", fcntl.LOCK_SH))
             yield
 
     @contextlib.contextmanager
-    def _locked(self, name: str, how: int) -> Iterator[None]:
+    def locked(self, name: str = "lock", how: int = fcntl.LOCK_EX) -> Iterator[None]:
+        """Hold a lock, so that no two processes release, import or evict. The kernel frees it at exit.
+
+        With LOCK_NB, raises UnavailableError if another process holds it; else waits for that one.
+        """
         self.root.mkdir(parents=True, exist_ok=True)
         file = os.open(self.root / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             try:
                 fcntl.flock(file, how | fcntl.LOCK_NB)
-            except BlockingIOError:
+            except BlockingIOError as error:
                 if how & fcntl.LOCK_NB:
-                    raise
+                    message = f"{self.root}: another process uses files of the store"
+                    raise UnavailableError(message, fix="wait until it has ended") from error
                 self._note("another process writes to the store: waiting for it")
                 fcntl.flock(file, how)
             yield

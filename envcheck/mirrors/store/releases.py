@@ -7,6 +7,7 @@ current                a symlink to the version that is served, replaced by one 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import time
@@ -256,15 +257,9 @@ def _summary(store: Store, number: int, *, current: bool) -> VersionSummary:
         manifest = read_manifest(store, number)
     except PromiseError as error:
         return VersionSummary(number=number, current=current, problem=str(error))
-    sizes, contents = {file.sha256: file.size for file in manifest.files}, manifest.contents
-    return VersionSummary(
-        number=number,
-        current=current,
-        files=len(manifest.files),
-        wheels=len(contents.wheels),
-        models=len(contents.models),
-        bytes=sum(sizes.values()),
-    )
+    size, contents = sum({file.sha256: file.size for file in manifest.files}.values()), manifest.contents
+    files, wheels, models = len(manifest.files), len(contents.wheels), len(contents.models)
+    return VersionSummary(number=number, current=current, files=files, wheels=wheels, models=models, bytes=size)
 
 
 class Eviction(NamedTuple):
@@ -283,7 +278,7 @@ def gc(store: Store, *, high: float = 0.85, low: float = 0.75, size: int | None 
     file system, or `size` bytes for the objects of the store alone. Keeps what a version has, and objects with another
     name elsewhere: unlinking these would free no room. Raises UnavailableError if a process uses the store.
     """
-    with store.unused():
+    with store.locked(), store.locked("users", fcntl.LOCK_EX | fcntl.LOCK_NB):
         if not dry:
             _remove_leftovers(store)
         objects = store.objects()
