@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from click.testing import CliRunner, Result
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
 from envcheck.mirrors.site.render import write
-from tests.tables import each
 
 SMALL = ("--no-pytorch", "--link", "https://x.example")
 
@@ -83,37 +81,6 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("")
     with pytest.raises(ConfigError, match="not a mirror site"):
         write(tmp_path, {"site.json": "{}"})
-
-
-@each(("given", "size"), [("1g", 10**9), ("500m", 5 * 10**8), ("0.0015T", 15 * 10**8), ("7", 7)])
-def test_sizes_are_what_people_write(tmp_path: Path, given: str, size: int) -> None:
-    rendered(tmp_path / "site", "--cache-size", given, "--min-free", "0")
-    document = json.loads((tmp_path / "site/site.json").read_text())
-    assert (document["cache_size"], document["min_free"]) == (size, 0)
-    assert f"max_size={size} min_free=0 " in (tmp_path / "site/nginx/nginx.conf").read_text()
-
-
-@each("given", ["0", "10x", "-1", "many", "1e9", "nan"])
-def test_what_is_no_size_is_one_line(tmp_path: Path, given: str) -> None:
-    done = command("site", "render", str(tmp_path / "site"), *SMALL, "--cache-size", given)
-    assert (done.exit_code, "is not a size" in str(done.exception or "") + done.output) == (2, True)
-    assert not (tmp_path / "site").exists()
-
-
-@each(
-    ("option", "says"),
-    [
-        ("main=https://other.example/main", "not a source for rsync"),
-        ("store=/srv/tree", "the name store is reserved"),
-        ("main=-e", "not a source for rsync"),
-        ("main=me:c4nary@other.example::main", "has a password"),
-    ],
-)
-def test_a_source_that_rsync_does_not_take_is_one_line(tmp_path: Path, option: str, says: str) -> None:
-    done = command("site", "render", str(tmp_path / "site"), *SMALL, "--sync", option)
-    assert isinstance(done.exception, ConfigError)
-    assert says in str(done.exception)
-    assert "c4nary" not in str(done.exception)
 
 
 def test_clients_have_a_profile_of_the_site(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from envcheck.mirrors.store.objects import Store
 from envcheck.mirrors.store.tree import Contents, Wheel
 from tests.certificates import Certificate
 from tests.http_server import Servers
-from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, Hub, sha256
+from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, REPO, Hub, sha256
 from tests.mirrors.site.conftest import envcheck, running
 from tests.mirrors.site.upstreams import free_ports, get
 from tests.waiting import eventually
@@ -79,6 +79,7 @@ class ServedSite:
     port: int
     ca: Path
     nginx: subprocess.Popen[bytes]
+    hub: Hub
 
     @property
     def packages(self) -> str:
@@ -125,7 +126,7 @@ def served(
     assert done.returncode == 0, done.stderr
     path = f"{Path(os.environ.get('ENVCHECK_TEST_HUB', '/')).parent}:{os.environ['PATH']}"
     with running(root, environment={"PATH": path}) as processes:
-        yield ServedSite(root, Store(tmp_path / "store"), port, authority.ca, processes["nginx"])
+        yield ServedSite(root, Store(tmp_path / "store"), port, authority.ca, processes["nginx"], hub)
 
 
 def test_pip_and_uv_install_what_was_published(served: ServedSite, tmp_path: Path) -> None:
@@ -200,3 +201,24 @@ def _never_with_the_headers_of_another_version(served: ServedSite, bearer: dict[
     assert get(path, served.ca, **bearer)[0] == 404
     releases.rollback(served.store)
     assert get(path, served.ca, **bearer)[1] == FILES["config.json"]
+
+
+TAKEN = f"""
+import hashlib
+from huggingface_hub import snapshot_download
+print(hashlib.sha256(open(snapshot_download({REPO!r}) + "/{LARGE}", "rb").read()).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("served", [True], indirect=True)
+def test_a_model_comes_through_olah_once_and_its_token_stays_here(
+    served: ServedSite, hub_python: Path, tmp_path: Path
+) -> None:
+    requests = {"HF_ENDPOINT": served.models, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    for home in ("one", "two"):
+        done = served.run(tmp_path / home, str(hub_python), "-c", TAKEN, HF_TOKEN=TOKEN, **requests)
+        assert (done.returncode, done.stdout.strip()) == (0, sha256(FILES[LARGE])), done.stderr[-2000:]
+        served.hub.content[LARGE] = bytes(len(FILES[LARGE]))  # what is fetched again would be seen
+    assert set(served.hub.tokens) == {None}
+    assert served.run(tmp_path / "none", str(hub_python), "-c", TAKEN, **requests).returncode != 0
+    assert get(f"{served.models}/api/models/{REPO}", served.ca)[0] == 401

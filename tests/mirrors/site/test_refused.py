@@ -55,12 +55,20 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--link", "garbage"), "'garbage' is not a URL"),
         (("--cache-size", "999999T"), "more than the whole disk"),
         (("--min-free", "999999T"), "more than the whole disk"),
+        (("--sync", "main=https://other.example/main"), "not a source for rsync"),
+        (("--sync", "store=/srv/tree"), "the name store is reserved"),
+        (("--sync", "main=-e"), "not a source for rsync"),
+        (("--sync", "main=me:c4nary@other.example::main"), "has a password"),
+        (("--address", "192.0.2.1"), "has no TLS"),
+        (("--users", __file__), "does not protect Hugging Face"),
+        (("--registry", "docker.io=https://me:c4nary@registry.example"), "has a password"),
     ],
 )
 def test_arguments_are_read_before_anybody_is_asked(tmp_path: Path, options: tuple[str, ...], says: str) -> None:
     done = render(tmp_path / "site", *options)
     assert isinstance(done.exception, ConfigError)
     assert says in done.exception.message
+    assert "c4nary" not in str(done.exception)
     assert not (tmp_path / "site").exists()
 
 

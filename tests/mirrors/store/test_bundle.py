@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -160,6 +161,20 @@ def test_a_disk_without_room_is_told_before_anything_is_unpacked(
     with pytest.raises(UnavailableError, match="bytes are needed and 1 are free"):
         imported(other, exported)
     assert _state(other) == before
+
+
+def test_a_disk_that_fills_up_during_an_import_leaves_what_is_served(
+    exported: Path, other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = _state(other)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):  # noqa: PT012
+        patch.setattr(shutil, "copyfileobj", fill)
+        imported(other, exported)
+    assert _state(other) == before
+    assert imported(other, exported).wheels
 
 
 def test_only_the_right_digest_and_signature_are_taken(

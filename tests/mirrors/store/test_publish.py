@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uv
 
 from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.hub import HubFile, Reference, Revision, fetch_revision, lock_revision
@@ -26,30 +25,11 @@ Serve = Callable[..., Any]
 CUT = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", "no_proxy": "127.0.0.1"}
 
 
-@pytest.fixture
-def lock(contents: Contents, tmp_path: Path) -> Path:
-    """Return alpha and beta with their hashes, as a lock has them."""
-    rows = [f"{w.project}=={w.version} --hash=sha256:{w.sha256}\n" for w in contents.wheels[:2]]
-    (tmp_path / "base.lock").write_text("".join(rows))
-    return tmp_path / "base.lock"
-
-
 def _run(argv: list[str], home: Path) -> None:
     """Run with an environment of its own, and no network but the loopback."""
     own = {"PATH": "/usr/bin:/bin", "HOME": str(home), "PIP_CONFIG_FILE": "/dev/null", "UV_NO_CONFIG": "1"}
     completed = subprocess.run(argv, env={**own, **CUT}, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stdout + completed.stderr
-
-
-def test_pip_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock: Path, tmp_path: Path) -> None:
-    releases.release(store, contents, keep=2)
-    site = serve()
-    pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "--require-hashes"]
-    _run([*pip, "--index-url", f"{site.url}/simple", "--target", str(tmp_path / "to"), "-r", str(lock)], tmp_path)
-    assert (tmp_path / "to/alpha.py").read_text() == "VERSION = '1.0'\n"
-    assert (tmp_path / "to/beta.py").exists()
-    assert "/simple/alpha/" in site.paths
-    assert f"/files/{contents.wheels[0].sha256}/{contents.wheels[0].name}" in site.paths
 
 
 def test_pip_resolves_by_metadata(store: Store, contents: Contents, serve: Serve, tmp_path: Path) -> None:
@@ -60,16 +40,6 @@ def test_pip_resolves_by_metadata(store: Store, contents: Contents, serve: Serve
     requests = [path.rpartition("/")[2] for path in site.paths if path.startswith("/files/")]
     assert requests[0] == f"{contents.wheels[0].name}.metadata"
     assert f"{contents.wheels[1].name}.metadata" in requests
-
-
-def test_uv_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock: Path, tmp_path: Path) -> None:
-    releases.release(store, contents, keep=2)
-    site = serve()
-    command = [uv.find_uv_bin(), "pip", "install", "--no-cache", "--require-hashes", "--python", sys.executable]
-    command += ["--default-index", f"{site.url}/simple", "--target", str(tmp_path / "to"), "-r", str(lock)]
-    _run(command, tmp_path)
-    assert (tmp_path / "to/alpha.py").exists()
-    assert any(path.endswith(".metadata") for path in site.paths)
 
 
 def test_a_page_has_hashes_metadata_and_what_python_is_needed(contents: Contents) -> None:

@@ -17,7 +17,7 @@ import pytest
 from envcheck.errors import PromiseError
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.store import releases
+from envcheck.mirrors.store import objects, releases
 from envcheck.mirrors.store.objects import Store
 from envcheck.mirrors.store.tree import Contents
 from tests.http_server import Answer, Server, Servers
@@ -124,7 +124,7 @@ import sys
 from pathlib import Path
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.store import releases
+from envcheck.mirrors.store import objects, releases
 from envcheck.mirrors.store.objects import Store
 releases.gc(Store(Path(sys.argv[1])), size=1, dry=False)
 """
@@ -177,3 +177,21 @@ def test_a_store_that_is_read_only_can_be_used(store: Store, monkeypatch: pytest
     with store.held():
         store.touch(digest)
         assert store.sound(digest)
+
+
+def test_bytes_that_the_disk_cannot_read_are_damage_and_any_other_error_is_not(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, code = store.add(b"abc", "a.txt"), [errno.EIO]
+
+    def fail(*_: object) -> str:
+        raise OSError(code[0], os.strerror(code[0]))
+
+    monkeypatch.setattr(objects, "digest_of", fail)
+    assert not store.sound(digest)
+    code[0] = errno.EMFILE
+    with pytest.raises(OSError, match="Too many open files"):
+        store.sound(digest)
+    code[0] = errno.EUCLEAN
+    assert releases.remove_damaged(store, [digest]) == ["a.txt"]
+    assert not store.has(digest)
