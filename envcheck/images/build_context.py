@@ -8,7 +8,6 @@ change repeats only the steps that depend on it. A netrc is not in the directory
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import shutil
 import stat
@@ -33,10 +32,6 @@ from envcheck.mirrors.settings import RenderOptions, apt_sources_of, pip_conf, u
 
 Network = Literal["none", "default", "host"]
 _SCRIPTS: Final = {"os": ("os.sh", "packages.sh"), "install": ("install.sh", "bytecode.py"), "prove": ("prove.py",)}
-# What `write` makes in a context, locks aside.
-_TOP: Final = ("Dockerfile", "promises", "targets", "mirror", "envcheck", "bin", "keep", "written.json")
-# The hash of each file at the top, and of the promises, as it was written: an edited one is not replaced.
-_WRITTEN: Final = "written.json"
 # Beside envcheck's own files nothing of a checkout goes along: no caches, no shipped copies of what is not needed.
 _LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "*.pyc", "_data", ".*")
 
@@ -77,7 +72,7 @@ def write(
     tool: Path | None = None,
     key_only: bool = False,
 ) -> Context:
-    """Write the context of a cell's targets into `out`, a new or empty directory or an earlier context.
+    """Write the context of a cell's targets into `out`, a new or empty directory.
 
     The targets are of one architecture. `tool` is its uv, by default this machine's.
 
@@ -104,7 +99,6 @@ def write(
     else:
         rows, carried = [_stored(name) for name in groups], dict.fromkeys(groups, True)
         _write_scripts(rows, out / "mirror")
-    (out / _WRITTEN).write_text(json.dumps(_hashes(out), indent=1) + "\n")
     _normalise(out)
     secrets = {"netrc": Path(profile.netrc)} if profile.netrc and wheels is None else {}
     return Context(path=out, secrets=secrets, wheels=wheels, base=base, network=network(rows), carried=carried)
@@ -155,51 +149,11 @@ def tool_lock() -> Lock:
 
 
 def _start(out: Path) -> None:
-    """Empty an earlier context; refuse a directory that holds anything else, also beside a context."""
-    earlier = (out / "mirror").is_dir() and (out / "promises").is_dir()
-    if out.is_dir() and any(out.iterdir()) and not earlier:
-        message = f"{out} contains files that are not a build context"
+    """Make the directory; refuse one that holds anything."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        message = f"{out} {'contains files' if out.is_dir() else 'is a file'}"
         raise ConfigError(message, fix="give --output a new or empty directory")
-    if earlier:
-        _refuse_foreign_files(out)
-    if out.exists() and not out.is_dir():
-        message = f"{out} is a file"
-        raise ConfigError(message, fix="give --output a directory")
-    if out.is_dir():
-        shutil.rmtree(out)
-    out.mkdir(parents=True)
-
-
-def _refuse_foreign_files(out: Path) -> None:
-    """Raise ConfigError if an earlier context holds a file that is not of it, or that was edited."""
-    others = sorted(path.name for path in out.iterdir() if not _of_a_context(path.name))
-    edited = _edited(out)
-    if others:
-        message = f"{out} contains {others[0]}, which is no part of a build context"
-    elif edited:
-        message = f"{out / edited[0]} was edited after it was rendered"
-    else:
-        return
-    raise ConfigError(message, fix="move it away, or give --output a new directory")
-
-
-def _of_a_context(name: str) -> bool:
-    return name in _TOP or name.endswith(".lock")
-
-
-def _hashes(out: Path) -> dict[str, str]:
-    files = [*out.iterdir(), *(out / "promises").glob("*")]
-    files = sorted(path for path in files if path.is_file() and path.name != _WRITTEN)
-    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def _edited(out: Path) -> list[str]:
-    """Return the files of an earlier context, but for its mirror and tools, that differ from what was written."""
-    try:
-        written = msgspec.json.decode((out / _WRITTEN).read_bytes(), type=dict[str, str])
-    except (OSError, msgspec.DecodeError):  # rendered by an earlier version
-        return []
-    return [name for name, digest in _hashes(out).items() if written.get(name) != digest]
+    out.mkdir(parents=True, exist_ok=True)
 
 
 def _write_targets(specs: Sequence[ImageSpec], profile: Profile, base: str, out: Path) -> None:

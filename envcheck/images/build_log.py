@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +23,13 @@ _QUOTED_HOST: Final = re.compile(r"['\"]([\w-]+(?:\.[\w-]+)+)['\"]")
 LAST_LINES: Final = 15
 
 
-class Cause(NamedTuple):
-    """What most likely went wrong, and what to do; `contained` is more to do, where the build is in a container."""
+class Cause(msgspec.Struct, frozen=True):
+    """What most likely went wrong where a log matches `pattern`, and what to do.
 
+    `contained` is more to do, where the build is in a container.
+    """
+
+    pattern: str
     what: str
     fix: str
     contained: str = ""
@@ -38,86 +43,20 @@ class FailedStep(NamedTuple):
     cause: Cause | None
 
 
-_AGAIN: Final = "or `envcheck lock` the cell again"
-
-# The first that matches wins: a full disk can end in any of the others, a wrong hash in "no matching distribution".
-_CAUSES: Final[dict[str, Cause]] = {
-    # What g++, nvcc, the shell and the engines say of a compiler that the kernel killed.
-    r"Killed signal terminated program|died due to signal 9|signal 9 \(|cc1plus: out of memory|virtual memory exhausted"
-    r"|(?s:envcheck: extension: compiling.*(?:^|\s)Killed\b)|exit code: 137": Cause(
-        "out of memory: the kernel killed a compiler",
-        "give fewer jobs, e.g. MAX_JOBS=1 in the environment, or build on a machine with more memory",
-    ),
-    r"(?i)no space left|\bENOSPC\b|disk quota exceeded|\bEDQUOT\b|enough (?:free |disk )*space|disk is full": Cause(
-        "the disk is full", "free some: `docker builder prune`, `docker image prune`; a CUDA image needs 25 GB to build"
-    ),
-    r"envcheck: built: ": Cause(
-        "the wheel that was compiled needs what neither torch nor the system has (above)",
-        "take a version that is made for this torch",
-    ),
-    r"(?s)envcheck: extension: compiling.*(?:name resolution|Name or service not known|Network is unreachable"
-    r"|Could not resolve|ConnectionError|URLError)": Cause(
-        "its build asks for a network, and has none", "build its wheel elsewhere, and add it to your own index"
-    ),
-    r"envcheck: extension: pip ended with": Cause(
-        "its source does not compile on this cell", "read the log, take another version, or another torch"
-    ),
-    r"[Hh]ash mismatch|DO NOT MATCH THE HASHES|Hash Sum mismatch": Cause(
-        "hash mismatch: a file is not the one that was locked", f"try another mirror, {_AGAIN} if its source is right"
-    ),
-    r"(?i)certificate.verify.failed|UnknownIssuer|invalid peer certificate|x509:|self.signed certificate|SSLError"
-    r"|unable to get local issuer|certificate verification failed": Cause(
-        "TLS: a certificate is not trusted", "give the CA with `ca:` in a mirror profile, or use --mirror host"
-    ),
-    r"envcheck: proof failed": Cause(
-        "version assertion failed: what was installed is not what the cell promises",
-        f"the index serves another build; try another mirror, {_AGAIN}",
-    ),
-    r"envcheck: overwritten": Cause(
-        "a package on top overwrites files of the cell's packages (above)",
-        "leave it out: the cell holds what it brings, perhaps in another version",
-    ),
-    r"name resolution|Temporary failure resolving|Could not resolve|Name or service not known|dns error"
-    r"|failed to lookup address|no such host": Cause(
-        "{host} does not resolve", "check the mirror's name", ", and that the build has a network (--network host)"
-    ),
-    r"Connection refused|Network is unreachable|No route to host|tcp connect error|Could not connect": Cause(
-        "{host} cannot be reached",
-        "check the mirror's address, the proxy and the firewall",
-        "; --network host may help",
-    ),
-    r"\(40[13] |\b40[13]\s+(?:Client Error|Unauthorized|Forbidden)|error: 40[13]\b": Cause(
-        "the mirror refuses access (401/403)", "give credentials with `netrc:` in a mirror profile"
-    ),
-    r"\(404 |\b404\s+(?:Client Error|Not Found)|error: 404\b|does not have a Release file": Cause(
-        "404: the mirror does not have it", "check the index's URL and kind (simple or find-links), or another mirror"
-    ),
-    r"No matching distribution|no version of |No solution found|no wheels? with a matching"
-    r"|not found in the (?:package )?(?:registry|provided)|Unable to locate package": Cause(
-        "no matching distribution: the index has no such file for this platform", f"try another mirror, {_AGAIN}"
-    ),
-    r"(?i)timed? ?out|deadline exceeded": Cause(
-        "timed out", "the mirror is slow: try again (what was fetched is kept), or another mirror"
-    ),
-    r"frontend capability moby\.buildkit\.frontend\.contexts": Cause(
-        "this engine's BuildKit takes no named context", "use docker 23 or later, or leave --prefetch out"
-    ),
-    r"failed to resolve source metadata|pull access denied|manifest unknown": Cause(
-        "the base image is not available", "set `registry:` in a mirror profile, or --base bootstrap"
-    ),
-    r"(?i)permission denied|operation not permitted": Cause(
-        "permission denied", "look at the step: rootless engines need subordinate ids, SELinux hosts a label"
-    ),
-}
+@functools.cache
+def _causes() -> list[Cause]:
+    """Return the known causes. The first that matches wins: a full disk can end in any of the others."""
+    path = Path(__file__).with_name("build_causes.json")
+    return msgspec.json.decode(path.read_bytes(), type=list[Cause])
 
 
 def diagnose(log: str) -> Cause | None:
     """Return the likely cause of a failure, or None when nothing in the log is known."""
-    matches = ((cause, re.search(pattern, log)) for pattern, cause in _CAUSES.items())
-    cause, match = next(((cause, match) for cause, match in matches if match), (None, None))
-    if cause is None or match is None:
-        return None
-    return cause._replace(what=cause.what.replace("{host}", _host(log, match)))
+    for cause in _causes():
+        match = re.search(cause.pattern, log)
+        if match:
+            return msgspec.structs.replace(cause, what=cause.what.replace("{host}", _host(log, match)))
+    return None
 
 
 def _host(log: str, match: re.Match[str]) -> str:
@@ -192,7 +131,7 @@ class FailedError(BuildError):
 
     def __init__(self, name: str, text: str, log: Path | None, *, step: str | None = None) -> None:
         explanation = explain(text)
-        cause = explanation.cause or Cause("no known cause", "read its last lines above, or the whole log")
+        cause = explanation.cause or Cause("", "no known cause", "read its last lines above, or the whole log")
         fix = cause.fix + ("" if step else cause.contained)
         where = f"log: {log}" if log else "no space left for the log"
         super().__init__(f"{name} could not be built: {cause.what} ({where})", fix=fix)

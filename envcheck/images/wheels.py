@@ -66,14 +66,15 @@ def local_wheels(locks: Iterable[Lock], profile: Profile, python: str) -> dict[s
 
 def refused_wheels(lock: Lock, profile: Profile, python: str) -> list[str]:
     """Return the names of local files that a lock asks for by name but not by hash."""
-    return sorted({path.name for package in _packages([lock], python) for path in _local(package, profile)})
+    paths = (path for package in _packages([lock], python) for path in _local(package, profile))
+    return sorted({path.name for path in paths if path.suffix == ".whl"})
 
 
 def _local(package: LockedPackage, profile: Profile) -> list[Path]:
-    """Return the wheels of a package in all directories of the profile, whichever index they stand for."""
+    """Return the files of a package in all directories of the profile, whichever index they stand for."""
     family = package.index.partition("/")[0]
     paths = local_files(package, {family: [*profile.pypi, *profile.pytorch]})
-    return [path for path in paths if path.suffix == ".whl" and fits(package, path.name)]
+    return [path for path in paths if fits(package, path.name)]
 
 
 def sha256(path: Path) -> str:

@@ -29,13 +29,13 @@ from envcheck.counting import counted
 from envcheck.data import state_path
 from envcheck.errors import ConfigError
 from envcheck.images import lock_on_top, lock_with_uv
+from envcheck.images import source_recipe as recipe
 from envcheck.images.build_log import FailedError, step_of
 from envcheck.images.dockerfile import write_locks
 from envcheck.images.lock_on_top import checked, contradiction, excluded, lock_user_packages, read_requirements
 from envcheck.images.lockfile import Lock, format_lock, parse_lock, read_locks
-from envcheck.images.source_builds import recipe, sdist
-from envcheck.images.source_builds.compile import Compiler, wheel_of
-from envcheck.images.source_builds.recipe import ExtensionBuild, capabilities
+from envcheck.images.source_compile import Compiler, wheel_of
+from envcheck.images.source_recipe import ExtensionBuild, capabilities
 from envcheck.images.spec import ImageSpec, make_spec, with_user_packages
 from envcheck.images.targets import extensions_of
 from envcheck.images.wheels import StoredWheel, sha256, viewed
@@ -420,9 +420,9 @@ class _Wheels:
             return True
         devel = self._devel() if self._pinned.sources else self._spec
         for (name, version), gpus in zip(self._pinned.sources, self._gpus, strict=True):
-            known = sdist.pinned(devel, name, version)
+            known = recipe.pinned(devel, name, version)
             build = ExtensionBuild(sdist=known, devel=devel, gpus=gpus) if known else None
-            if devel.lacks_lock or build is None or recipe.find(self._store, build) is None:
+            if devel.lacks_lock or build is None or recipe.kept_wheel(self._store, build) is None:
                 return True
         return False
 
@@ -453,7 +453,7 @@ class _Wheels:
         with details():
             compiler = Compiler(request.engine, profile, request.base, request.options.timeout, limit, on_line, say)
             for (name, version), gpus in zip(self._pinned.sources, self._gpus, strict=True):
-                source = sdist.bring(self._store, devel, name, version, profile, means)
+                source = recipe.bring(self._store, devel, name, version, profile, means)
                 build = ExtensionBuild(sdist=source, devel=devel, gpus=gpus)
                 wheel, new = wheel_of(build, self._store, self._facts, compiler, means)
                 origin = "compiled now" if new else "compiled by an earlier build"

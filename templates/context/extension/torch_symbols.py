@@ -14,8 +14,7 @@ from pathlib import Path
 for place in (*Path("/opt/envcheck/lib").glob("python*/site-packages"), Path(__file__).parent):
     sys.path.append(str(place))
 
-from envcheck.binaries.native_library import demangled  # noqa: E402 (found on the path above)
-from envcheck.checks.extensions import installed  # noqa: E402
+from envcheck.checks.extensions import installed  # noqa: E402 (found on the path above)
 from envcheck.checks.support.package_files import key  # noqa: E402
 
 
@@ -36,7 +35,7 @@ def main(directory: str) -> int:
             brought = installed.brought_libraries(torch)
             for extension in extensions:
                 for symbol in sorted(undefined[extension.name]):
-                    print(f"envcheck: built: undefined symbol {demangled(symbol)}", file=sys.stderr)
+                    print(f"envcheck: built: undefined symbol {symbol}", file=sys.stderr)
                     missing += 1
                 for library in extension.libraries:
                     for name in installed.missing_libraries(extension, library, brought):

@@ -282,27 +282,15 @@ def test_keep_leaves_one_configuration_without_credentials_and_only_when_asked(s
     assert CANARY not in text
 
 
-def test_an_earlier_context_is_replaced_and_anything_else_is_not(spec: ImageSpec, tmp_path: Path) -> None:
-    out = tmp_path / "ctx"
-    write([spec], Profile(name="none"), out)
-    (out / "mirror/left-over").touch()
-    write([spec], Profile(name="none"), out)
-    assert not (out / "mirror/left-over").exists()
+def test_a_directory_that_holds_anything_is_refused(spec: ImageSpec, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    write([spec], Profile(name="none"), tmp_path / "empty")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").touch()
-    for taken in (tmp_path / "mine", tmp_path / "mine/thesis.tex"):
-        with pytest.raises(ConfigError, match="give --output"):
+    for taken in (tmp_path / "empty", tmp_path / "mine", tmp_path / "mine/thesis.tex"):
+        with pytest.raises(ConfigError, match="give --output a new or empty directory"):
             write([spec], Profile(name="none"), taken)
     assert (tmp_path / "mine/thesis.tex").exists()
-
-
-@pytest.mark.parametrize("name", ["Dockerfile", "torch.lock", "promises/runtime.json"])
-def test_an_edited_file_of_an_earlier_context_is_kept(spec: ImageSpec, tmp_path: Path, name: str) -> None:
-    edited = write([spec], Profile(name="none"), tmp_path / "ctx").path / name
-    edited.write_text(edited.read_text() + "# mine\n")
-    with pytest.raises(ConfigError, match=rf"{name} was edited after it was rendered"):
-        write([spec], Profile(name="none"), tmp_path / "ctx")
-    assert edited.read_text().endswith("# mine\n")
 
 
 def test_torch_of_its_own_index_goes_through_the_profile_or_the_clients_default() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.images.source_builds.recipe import ExtensionBuild, Sdist
+from envcheck.images.source_recipe import ExtensionBuild, Sdist
 from envcheck.images.spec import load_spec
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.facts.model import Cell

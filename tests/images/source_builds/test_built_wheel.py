@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import PromiseError
-from envcheck.images.source_builds.compile import relabelled, require
-from envcheck.images.source_builds.recipe import ExtensionBuild
+from envcheck.images.source_compile import relabelled, require
+from envcheck.images.source_recipe import ExtensionBuild
 from envcheck.matrix.facts.lookup import Facts
 from tests.elf_files import CUBIN, MadeLibrary, library
 from tests.wheels import wheel

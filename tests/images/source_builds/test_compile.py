@@ -14,8 +14,8 @@ import pytest
 from envcheck.errors import UnavailableError
 from envcheck.images.build_log import FailedError
 from envcheck.images.engines import subprocesses, venv
-from envcheck.images.source_builds.compile import Compiler, wheel_of
-from envcheck.images.source_builds.recipe import ExtensionBuild
+from envcheck.images.source_compile import Compiler, wheel_of
+from envcheck.images.source_recipe import ExtensionBuild
 from envcheck.images.wheels import sha256
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.mirrors.fetch.request import TransferOptions
@@ -143,7 +143,7 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(
     assert not list((run.store.root / "built").glob("*.json"))
     assert [each.name for each in run.store.root.glob(".view-*")] == []
     if body:
-        assert any("at::not_of_any_torch()" in line for line in caught.value.detail)
+        assert any("not_of_any_torch" in line for line in caught.value.detail)
 
 
 def test_a_machine_without_a_compiler_or_headers_is_told(

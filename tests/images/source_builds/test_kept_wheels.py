@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.images.source_builds import recipe
-from envcheck.images.source_builds.recipe import ExtensionBuild
+from envcheck.images import source_recipe as recipe
+from envcheck.images.source_recipe import ExtensionBuild
 from envcheck.images.wheels import sha256
 from envcheck.mirrors.store.objects import Store
 from tests.wheels import wheel
@@ -34,7 +34,7 @@ def build(make_build: MakeBuild, store: Store, tmp_path: Path) -> ExtensionBuild
 
 @pytest.mark.parametrize("change", ["cut", "another build's", "a path", "no hash", "evicted", "other bytes"])
 def test_what_is_not_whole_is_not_used(store: Store, build: ExtensionBuild, change: str) -> None:
-    kept = recipe.find(store, build)
+    kept = recipe.kept_wheel(store, build)
     assert kept is not None
     (path,) = (path for path in (store.root / "built").iterdir() if path.suffix == ".json")
     record = json.loads(path.read_text())
@@ -48,7 +48,7 @@ def test_what_is_not_whole_is_not_used(store: Store, build: ExtensionBuild, chan
         store.path(kept.sha256).write_bytes(b"x")
     else:
         path.write_text(json.dumps(record | changes[change]))
-    assert recipe.find(store, build) is None
+    assert recipe.kept_wheel(store, build) is None
 
 
 def test_a_store_that_cannot_be_written_is_refused_before_anything_is_compiled(store: Store) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from envcheck.errors import ConfigError
 from envcheck.images.lockfile import Pin
-from envcheck.images.source_builds.recipe import ExtensionBuild, capabilities, jobs
+from envcheck.images.source_recipe import ExtensionBuild, capabilities, jobs
 from envcheck.matrix.facts.lookup import Facts
 from tests.tables import each
 

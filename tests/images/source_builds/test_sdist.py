@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from envcheck.errors import ConfigError, NotFoundError, PromiseError, UnavailableError
-from envcheck.images.source_builds import sdist
-from envcheck.images.source_builds.recipe import ExtensionBuild, Sdist
+from envcheck.images import source_recipe as sdist
+from envcheck.images.source_recipe import ExtensionBuild, Sdist
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.net.client import hub_client

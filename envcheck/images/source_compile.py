@@ -19,16 +19,15 @@ from envcheck.binaries.wheel_members import WheelContents, read_members
 from envcheck.data import state_path
 from envcheck.errors import PromiseError, UnavailableError
 from envcheck.images import engines, wheels
+from envcheck.images import source_recipe as recipe
 from envcheck.images.build_log import FailedError, keep_log, log_path
 from envcheck.images.engines import build as image_builds
 from envcheck.images.engines import subprocesses, venv
 from envcheck.images.engines.build import BasePolicy, TargetRequest, one_at_a_time
 from envcheck.images.plan import PLATFORMS, BuildPlan
-from envcheck.images.source_builds import recipe
-from envcheck.images.source_builds import recipe as contexts
-from envcheck.images.source_builds.recipe import ExtensionBuild, KeptWheel
+from envcheck.images.source_recipe import ExtensionBuild
 from envcheck.images.tags import REPOSITORY
-from envcheck.images.wheels import sha256
+from envcheck.images.wheels import StoredWheel, sha256
 from envcheck.matrix.facts.lookup import Facts, sass_runs
 from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.index import parse_file_name
@@ -144,28 +143,28 @@ class Compiler(NamedTuple):
 
 def wheel_of(
     build: ExtensionBuild, store: Store, facts: Facts, compiler: Compiler, means: Callable[[str], TransferOptions]
-) -> tuple[KeptWheel, bool]:
+) -> tuple[StoredWheel, bool]:
     """Return the wheel of a build, and whether it was compiled now; one that the store has is not compiled again.
 
     Raise BuildError if it does not compile, PromiseError if the wheel is not what it was compiled to be.
     """
-    kept = recipe.find(store, build)
+    kept = recipe.kept_wheel(store, build)
     if kept is not None:
         return kept, False
     recipe.require_writable(store)
     with one_at_a_time(f"extension {build.key}", compiler.say):
-        kept = recipe.find(store, build)
+        kept = recipe.kept_wheel(store, build)
         if kept is not None:
             return kept, False
-        wheels.bring(store, contexts.required(build), build.devel.cell.python, compiler.profile, means)
+        wheels.bring(store, recipe.required(build), build.devel.cell.python, compiler.profile, means)
         with tempfile.TemporaryDirectory(prefix=".view-", dir=store.root) as scratch:
             return _compiled(build, store, facts, compiler, Path(scratch)), True
 
 
-def _compiled(build: ExtensionBuild, store: Store, facts: Facts, compiler: Compiler, scratch: Path) -> KeptWheel:
+def _compiled(build: ExtensionBuild, store: Store, facts: Facts, compiler: Compiler, scratch: Path) -> StoredWheel:
     scratch.chmod(0o755)
     context, out, labelled = scratch / "context", scratch / "out", scratch / "labelled"
-    jobs = contexts.write(build, store, context, image_builds.origin()[1], compiler.most_jobs)
+    jobs = recipe.write(build, store, context, image_builds.origin()[1], compiler.most_jobs)
     compiler.say(f"compiling {build.what}, {jobs} at once")
     for directory in (out, labelled):
         directory.mkdir()
@@ -173,14 +172,14 @@ def _compiled(build: ExtensionBuild, store: Store, facts: Facts, compiler: Compi
         _in_environment(build, compiler, context, out)
     else:
         _in_stage(build, compiler, context, out)
-    wheels = list(out.glob("*.whl"))
-    if len(wheels) != 1:
-        message = f"the build of {build.what} made {len(wheels)} wheels"
+    made = list(out.glob("*.whl"))
+    if len(made) != 1:
+        message = f"the build of {build.what} made {len(made)} wheels"
         raise PromiseError(message, fix="take another version")
     try:
-        wheel = relabelled(wheels[0], labelled, build.local_version)
+        wheel = relabelled(made[0], labelled, build.local_version)
     except BinaryError as error:
-        message = f"the build of {build.what} made {wheels[0].name}: {error}"
+        message = f"the build of {build.what} made {made[0].name}: {error}"
         raise PromiseError(message, fix="take another version") from error
     require(wheel, build, facts)
     return recipe.keep(store, build, wheel, sha256(wheel))

@@ -1,4 +1,7 @@
-"""What a build from source is made of, as data: its key, its GPUs, its jobs, and what the compilers are given."""
+"""What a build of an extension from source is made of: its sdist, key, GPUs and jobs, and what compilers are given.
+
+The sdist is found on the profile's indexes and pinned; nothing of it runs here.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,30 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+import tarfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from envcheck import safe_files
-from envcheck.data import data_path
+from envcheck.data import data_path, state_path
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images.lockfile import Lock, Pin, format_lock
+from envcheck.images import wheels
+from envcheck.images.lock_on_top import lock_build_requirements
+from envcheck.images.lockfile import Lock, Pin, format_lock, parse_lock
 from envcheck.images.spec import ImageSpec
-from envcheck.images.wheels import held
+from envcheck.images.wheels import StoredWheel
 from envcheck.matrix.facts.lookup import Facts, nvcc_in_wheels
 from envcheck.matrix.facts.model import key as version_key
+from envcheck.mirrors.fetch.request import TransferOptions
+from envcheck.mirrors.index import IndexFile, LockedPackage, local_files, parse_file_name, read_project
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.store.objects import Store
 from envcheck.node import containers, host
 
@@ -30,6 +43,13 @@ _GIB: Final = 1 << 30
 _GIB_OF_NVCC: Final = 8
 _GIB_OF_GXX: Final = 3
 _FORMAT: Final = 1
+_SCRIPTS: Final = ("Dockerfile", "build_wheel.sh", "torch_symbols.py")
+_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_FOLDER: Final = "built"
+_DIGEST_LENGTH: Final = 64
+_PYPROJECT: Final = "pyproject.toml"
+# Bytes; the longest known ones have some tens of kB.
+_LARGEST: Final = 1 << 20
 
 
 class Sdist(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,10 +137,6 @@ def jobs(available: float, cores: int, *, cuda: bool, most: int | None = None) -
     return max(1, min(cores, by_memory, most or cores))
 
 
-_SCRIPTS: Final = ("Dockerfile", "build_wheel.sh", "torch_symbols.py")
-_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-
-
 def required(build: ExtensionBuild) -> list[Lock]:
     """Return the lock of what a build needs besides `devel`, nothing where it needs nothing."""
     pins = build.sdist.requires
@@ -137,7 +153,7 @@ def write(build: ExtensionBuild, store: Store, directory: Path, epoch: int, most
     store.view(build.sdist.sha256, directory / "sdist" / sdist)
     for lock in required(build):
         (directory / "build.lock").write_text(format_lock(lock, f"what builds {build.what}"))
-    for wheel in held(store, required(build), build.devel.cell.python):
+    for wheel in wheels.held(store, required(build), build.devel.cell.python):
         store.view(wheel.sha256, directory / "wheels" / wheel.name)
     number = jobs(available_memory(), len(os.sched_getaffinity(0)), cuda=bool(build.gpus), most=most_jobs)
     lines = [f"{name}={value}\n" for name, value in build.environment(number, epoch).items()]
@@ -164,18 +180,7 @@ def _text(path: str) -> str:
         return ""
 
 
-_FOLDER: Final = "built"
-_DIGEST_LENGTH: Final = 64
-
-
-class KeptWheel(NamedTuple):
-    """A wheel in the store: its file name and sha256."""
-
-    name: str
-    sha256: str
-
-
-def find(store: Store, build: ExtensionBuild) -> KeptWheel | None:
+def kept_wheel(store: Store, build: ExtensionBuild) -> StoredWheel | None:
     """Return the wheel of a build whose bytes still have their hash; None if there is none, or none that is intact."""
     try:
         record = json.loads(_record(store, build).read_text(encoding="utf-8"))
@@ -189,17 +194,17 @@ def find(store: Store, build: ExtensionBuild) -> KeptWheel | None:
     if not store.sound(sha256):
         return None
     store.touch(sha256, name)
-    return KeptWheel(name, sha256)
+    return StoredWheel(name, sha256)
 
 
-def keep(store: Store, build: ExtensionBuild, wheel: Path, sha256: str) -> KeptWheel:
+def keep(store: Store, build: ExtensionBuild, wheel: Path, sha256: str) -> StoredWheel:
     """Put a wheel that was compared with its promises into the store; its record is written last, and whole."""
     store.adopt(wheel, sha256)
     record = {"key": build.key, "what": build.what, "sdist": build.sdist.sha256, "name": wheel.name, "sha256": sha256}
     path = _record(store, build)
     path.parent.mkdir(parents=True, exist_ok=True)
     safe_files.replace(path, json.dumps(record, indent=1).encode() + b"\n")
-    return KeptWheel(wheel.name, sha256)
+    return StoredWheel(wheel.name, sha256)
 
 
 def require_writable(store: Store) -> None:
@@ -218,3 +223,113 @@ def _record_folder(store: Store) -> Path:
 
 def _record(store: Store, build: ExtensionBuild) -> Path:
     return _record_folder(store) / f"{build.key}.json"
+
+
+class _BuildSystem(msgspec.Struct, frozen=True):
+    requires: tuple[str, ...] = ("setuptools", "wheel")  # what pip assumes where a project says nothing (PEP 518)
+
+
+class _Pyproject(msgspec.Struct, frozen=True):
+    build_system: _BuildSystem = msgspec.field(default=_BuildSystem(), name="build-system")
+
+
+def bring(
+    store: Store, devel: ImageSpec, name: str, version: str, profile: Profile, means: Callable[[str], TransferOptions]
+) -> Sdist:
+    """Return a release's source, which is in the store then: as pinned by an earlier build, else as the index says.
+
+    The index is trusted on first use: the sdist's hash and what builds it are kept for all later builds. Raise
+    NotFoundError or UnavailableError if no index has it, PromiseError if its bytes have another hash.
+    """
+    known = pinned(devel, name, version)
+    digest = known.sha256 if known else _listed(name, version, profile, means("asking the indexes").client)
+    if not store.sound(digest):
+        pin = Pin(name=name, version=version, sha256=[digest])
+        lock = Lock(group="devel", index="pypi", pins=[pin])
+        wheels.bring(store, [lock], devel.cell.python, profile, means)
+    if known is not None:
+        return known
+    source = store.path(digest)
+    requires = lock_build_requirements(devel, build_requires(source, f"{name} {version}"), profile, f"{name} {version}")
+    pins = [Pin(name=name, version=version, sha256=[digest]), *requires]
+    path = _kept(devel, name, version)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    title = f"{name} {version}: its sdist, and what builds it on {devel.cell}"
+    safe_files.replace(path, format_lock(Lock(group="devel", index="pypi", pins=pins), title).encode())
+    return Sdist(name=name, version=version, sha256=digest, requires=requires)
+
+
+def pinned(devel: ImageSpec, name: str, version: str) -> Sdist | None:
+    """Return a release's source as an earlier build pinned it; None if there was none. Raises ConfigError."""
+    path = _kept(devel, name, version)
+    return _read(path, name, version) if path.is_file() else None
+
+
+def _kept(devel: ImageSpec, name: str, version: str) -> Path:
+    """Return where the pins of a source on a cell are kept."""
+    return state_path("sdist-locks", f"{devel.cell}-{devel.arch}-{name}-{version}.lock")
+
+
+def _read(path: Path, name: str, version: str) -> Sdist:
+    fix = "delete it: the next build makes it anew"
+    try:
+        pins = parse_lock(path.read_text(encoding="utf-8"), "devel", str(path)).pins
+    except (ConfigError, OSError, UnicodeDecodeError) as error:
+        reason = error.message if isinstance(error, ConfigError) else f"{path} cannot be read"
+        raise ConfigError(reason, fix=fix) from error
+    own = next((pin for pin in pins if pin.name == name and Version(pin.version) == Version(version)), None)
+    if own is None or len(own.sha256) != 1:
+        message = f"{path} pins no sdist of {name} {version}"
+        raise ConfigError(message, fix=fix)
+    return Sdist(name=name, version=version, sha256=own.sha256[0], requires=[pin for pin in pins if pin.name != name])
+
+
+def _listed(name: str, version: str, profile: Profile, client: Client) -> str:
+    """Return the hash of the sdist that a directory of this machine or the first index with a page has."""
+    files = local_files(LockedPackage(name, (), version=version), {"pypi": profile.pypi})
+    local = next((path for path in files if _is_sdist(path.name, name, version)), None)
+    if local is not None:
+        return wheels.sha256(local)
+    page = read_project(client, profile.pypi, profile, "pypi", "", name) or []
+    file = sdist_of(page, name, version)
+    if file is None or file.sha256 is None:
+        lacking = "no sdist" if file is None else "no sha256 of the sdist"
+        message = f"the index lists {lacking} of {name} {version}"
+        raise UnavailableError(message, fix="pass --mirror with a profile whose index has it")
+    return file.sha256
+
+
+def sdist_of(files: Sequence[IndexFile], name: str, version: str) -> IndexFile | None:
+    """Return the sdist (.tar.gz) of a release on a page; a withdrawn one only if it is the only one."""
+    fitting = [file for file in files if _is_sdist(file.name, name, version)]
+    return next((file for file in fitting if not file.yanked), next(iter(fitting), None))
+
+
+def _is_sdist(file: str, name: str, version: str) -> bool:
+    try:
+        project, its_version, _ = parse_file_name(file)
+    except ValueError:
+        return False
+    return file.endswith(".tar.gz") and canonicalize_name(project) == name and its_version == Version(version)
+
+
+def build_requires(sdist: Path, what: str) -> list[str]:
+    """Return what pyproject.toml of an sdist requires to build it, without torch; ConfigError for a damaged sdist."""
+    try:
+        with tarfile.open(sdist, "r:gz") as archive:
+            project = msgspec.toml.decode(_pyproject(archive), type=_Pyproject)
+        requirements = [Requirement(line) for line in project.build_system.requires]
+    except (tarfile.TarError, OSError, EOFError, msgspec.DecodeError, InvalidRequirement, ValueError) as error:
+        message = f"the sdist of {what} is damaged: {' '.join(str(error).split())[:200] or type(error).__name__}"
+        raise ConfigError(message, fix="take another version or another mirror") from error
+    # The cell's torch is what it is built against, whichever one it would build against in isolation.
+    return [str(each) for each in requirements if canonicalize_name(each.name) != "torch"]
+
+
+def _pyproject(archive: tarfile.TarFile) -> bytes:
+    for member in archive:
+        _, _, rest = member.name.removeprefix("./").partition("/")
+        if rest == _PYPROJECT and member.isfile():
+            stream = archive.extractfile(member)
+            return stream.read(_LARGEST) if stream else b""
+    return b""
