@@ -29,30 +29,7 @@ pytestmark = [pytest.mark.tools, pytest.mark.timeout(300)]
 NODES = [f"n{number}" for number in range(1, 5)]
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo")
 PATIENCE = 60.0
-CONFIGURATION = """\
-ClusterName=envcheck
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
-AuthType=auth/munge
-AuthInfo=socket={at}/munge.sock
-CredType=cred/munge
-SlurmUser=root
-SlurmdUser=root
-StateSaveLocation={at}/state
-SlurmdSpoolDir={at}/spool-%n
-SlurmctldPidFile={at}/slurmctld.pid
-SlurmdPidFile={at}/slurmd-%n.pid
-SlurmctldLogFile={at}/slurmctld.log
-SlurmdLogFile={at}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-MpiDefault=none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SlurmdParameters=config_overrides
-PartitionName=all Nodes=ALL Default=YES MaxTime=10 State=UP
-"""
+CONFIGURATION = (Path(__file__).parents[1] / "data/slurm.conf").read_text()
 RECORDER = """\
 #!/bin/sh
 echo "$SLURMD_NODENAME $*" >> {at}/calls
@@ -123,12 +100,10 @@ def keep(state: Path, name: str, status: Literal["pass", "fail"], check: str = "
     """Keep a verdict of now for a node, in the place of the one that it has."""
     subject = GatedEnvironment(kind="python", name=sys.executable, state=fingerprint(Path(sys.executable)))
     at = this_boot({"SLURMD_NODENAME": name})
-    verdict = NodeVerdict(
-        subject=subject, at=at, level="static", mode="cpu", status=status, check=check, summary=summary
-    )
+    made = NodeVerdict(subject=subject, at=at, level="static", mode="cpu", status=status, check=check, summary=summary)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("ENVCHECK_HOME", str(state))
-        gate.keep(verdict)
+        gate.keep(made)
 
 
 def resume(cluster: dict[str, str], at: Path) -> None:
@@ -190,10 +165,7 @@ def test_the_rendered_prolog_decides_and_its_reason_stays(cluster: dict[str, str
     until(lambda: "drain" in node(cluster, "n2"), tmp_path)
     assert "envcheck: gpu-visible: 7 of 8 GPUs" in node(cluster, "n2")
     keep(state, "n3", "fail", check="ecc", summary="2 errors")
-    script = tmp_path / "batch.sh"
-    script.write_text("#!/bin/sh\ntrue\n")
-    sent = slurm(cluster, "sbatch", "--parsable", "-w", "n3", "-o", "/dev/null", str(script))
-    job = sent.stdout.strip()
+    job = slurm(cluster, "sbatch", "--parsable", "-w", "n3", "-o", "/dev/null", "--wrap", "true").stdout.strip()
     until(lambda: "drain" in node(cluster, "n3"), tmp_path)
     until(lambda: "JobState=PENDING" in slurm(cluster, "scontrol", "show", "job", job).stdout, tmp_path)
     shown = slurm(cluster, "scontrol", "show", "job", job).stdout
@@ -205,15 +177,7 @@ def test_the_rendered_prolog_decides_and_its_reason_stays(cluster: dict[str, str
 def test_the_rendered_sweep_leaves_a_report_a_node(cluster: dict[str, str], tmp_path: Path) -> None:
     resume(cluster, tmp_path)
     render(tmp_path, "sweep.sbatch")
-    sent = slurm(cluster, "sbatch", "--parsable", "-o", str(tmp_path / "out"), str(tmp_path / "sweep.sbatch"))
-    job = sent.stdout.strip()
-    until(
-        lambda: (
-            "EndTime=Unknown" not in (shown := slurm(cluster, "scontrol", "show", "job", job).stdout)
-            and any(f"JobState={state}" in shown for state in ("COMPLETED", "FAILED"))
-        ),
-        tmp_path,
-    )
+    slurm(cluster, "sbatch", "--wait", "-o", str(tmp_path / "out"), str(tmp_path / "sweep.sbatch"), timeout=250)
     actual = {path.name for path in (tmp_path / "reports").glob("*/*.json")}
     assert actual == {f"{name}.json" for name in NODES}, (tmp_path / "out").read_text()
 

@@ -68,21 +68,20 @@ def test_each_fault_is_named_and_its_node_not_used(tmp_path: Path) -> None:
     assert answer(tmp_path, "--strict")[0]["verdict"]["good"] == "n[1-2,4,6,11-20]"
 
 
-@each("state, code", [("missing", 3), ("stale", 3), ("error", 3), ("fail", 1)])
-def test_the_exit_code_says_what_is_wrong(tmp_path: Path, state: str, code: int) -> None:
-    sound, other = node_report("n1"), node_report("n2")
-    if state == "stale":
-        other["started"] = other["ended"] = "2001-01-01T00:00:00+00:00"
-    elif state == "error":
-        other["ended"] = ""
-    elif state == "fail":
-        failing(other)
-    write(tmp_path, sound, *([] if state == "missing" else [other]))
-    result = run("report", str(tmp_path), "--max-age", "90000h", "--expect", "n1,n2", "--json")
+@each(
+    "state, code, change",
+    [
+        ("missing", 3, None),
+        ("stale", 3, {"started": "2001-01-01T00:00:00+00:00", "ended": "2001-01-01T00:00:00+00:00"}),
+        ("error", 3, {"ended": ""}),
+        ("fail", 1, {"verdict": {"status": "fail"}}),
+    ],
+)
+def test_the_exit_code_says_what_is_wrong(tmp_path: Path, state: str, code: int, change: dict[str, Any] | None) -> None:
+    folder = write(tmp_path / state, node_report("n1"), *([] if change is None else [node_report("n2") | change]))
+    result = run("report", str(folder), "--max-age", "90000h", "--expect", "n1,n2", "--json")
     document = json.loads(result.stdout)
-    assert result.exit_code == code
-    assert document["nodes"][state] == ["n2"]
-    assert document["verdict"]["good"] == "n1"
+    assert (result.exit_code, document["nodes"][state], document["verdict"]["good"]) == (code, ["n2"], "n1")
 
 
 def test_nodes_of_other_kinds_are_compared_with_their_own(tmp_path: Path) -> None:
@@ -124,18 +123,9 @@ def test_markup_in_names_stays_text(tmp_path: Path) -> None:
     assert "use now: n[2-3]" in result.stdout
 
 
-def test_two_files_of_one_report_are_one_and_two_reports_of_one_moment_count_the_worse(tmp_path: Path) -> None:
-    write(tmp_path, node_report("n1"))
-    (tmp_path / "copy.json").write_bytes((tmp_path / "n1.json").read_bytes())
-    result, code = answer(tmp_path)
-    assert (code, result["nodes"]["pass"], result["notes"]) == (0, 1, [])
-    (tmp_path / "other.json").write_text(json.dumps(failing(node_report("n1"))))
-    result, code = answer(tmp_path)
-    assert (code, result["nodes"]["fail"]) == (1, ["n1"])
-
-
 def test_every_file_comes_to_a_node_or_to_one_line(tmp_path: Path) -> None:
     write(tmp_path / "r", *fleet(tmp_path, 3).values())
+    (tmp_path / "r/copy.json").write_bytes((tmp_path / "r/n1.json").read_bytes())
     for name, content in {"junk": "hello", "package": "{}", "n4": "", "fleet": '{"schema":"envcheck/fleet/1"}'}.items():
         (tmp_path / f"r/{name}.json").write_text(content)
     (tmp_path / "empty").mkdir()

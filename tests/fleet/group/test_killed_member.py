@@ -31,18 +31,6 @@ def device(name):
 """
 
 
-@pytest.fixture
-def python(tmp_path: Path) -> Path:
-    """Return an interpreter whose ranks never answer."""
-    torch = tmp_path / "stand-in/torch"
-    torch.mkdir(parents=True)
-    (torch / "__init__.py").write_text(TORCH)
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexport PYTHONPATH="{torch.parent}"\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    return python
-
-
 def started_with(mark: str) -> Iterator[int]:
     """Yield the processes that have this in their environment."""
     for process in Path("/proc").glob("[0-9]*"):
@@ -55,10 +43,14 @@ def started_with(mark: str) -> Iterator[int]:
     ("number", "code", "why"), [(signal.SIGKILL, -9, "its envcheck ended"), (signal.SIGTERM, 143, "it was interrupted")]
 )
 def test_a_killed_member_leaves_no_process_and_is_named(
-    tmp_path: Path, python: Path, number: signal.Signals, code: int, why: str
+    tmp_path: Path, number: signal.Signals, code: int, why: str
 ) -> None:
-    ranks = tmp_path / "started"
+    ranks, torch, python = tmp_path / "started", tmp_path / "stand-in/torch", tmp_path / "python"
     ranks.mkdir()
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").write_text(TORCH)
+    python.write_text(f'#!/bin/sh\nexport PYTHONPATH="{torch.parent}"\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
     mark = f"STARTED={ranks}"
     command = [sys.executable, "-m", "envcheck", "fleet", "group", "--python", str(python), "--only", "collectives"]
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}

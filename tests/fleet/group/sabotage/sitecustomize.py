@@ -1,7 +1,5 @@
 """What one rank of a group does wrong, by the name of its node: put on PYTHONPATH of the ranks' Python alone."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
