@@ -131,7 +131,6 @@ def test_a_model_is_released_from_its_lock(run: Run, store: Store, tmp_path: Pat
     [
         (["release"], "nothing to release; name a CELL"),
         (["release", "torch9*"], "no published cell"),
-        (["release", "--model-lock", "/no/such"], "/no/such: No such file"),
         (["release", "torch2.13.0-cpu-py311", "--mirror", "nosuch"], "no mirror profile"),
     ],
 )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +16,7 @@ from envcheck.cli import Settings
 from envcheck.cli.options import (
     DIRECTORY,
     EXISTING_DIRECTORY,
+    EXISTING_FILE,
     Argument,
     FiniteRange,
     Option,
@@ -58,8 +58,8 @@ _KEEP = Option("Number of versions to keep.", type=click.IntRange(1))
 def command(ctx: click.Context, root: Path | None) -> None:
     """Keep files by hash, release them as versions of a tree, and carry them to machines without a network.
 
-    Any file server over STORE/current serves pip, uv and huggingface_hub. STORE/current/nginx has the configuration for
-    nginx. `envcheck mirror site render DIR --store STORE` serves the tree from a mirror site.
+    Any file server over STORE/current serves pip, uv and huggingface_hub; STORE/current/nginx configures nginx, and
+    `envcheck mirror site render DIR --store STORE` a mirror site.
 
     Exit 0: success; 1: a file has a wrong hash, or the store stays above its limit; 2: wrong usage; 3: something needed
     is missing, or another process uses the store.
@@ -78,17 +78,23 @@ def _this_store(*, existing: bool = False) -> Store:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ContentsOptions:
+class StoreReleaseOptions:
     cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=complete_cells)] = ()
-    models: Annotated[tuple[Path, ...], Option("--model-lock", "Lock of a model: add all of its files.")] = ()
+    models: Annotated[tuple[Path, ...], Option("--model-lock", "Lock of a model.", type=EXISTING_FILE)] = ()
     mirror: Annotated[str, Option("Mirror profile for missing files.")] = "user"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreReleaseOptions(_ContentsOptions):
     keep: Annotated[int, _KEEP] = 5
     replace: Annotated[bool, Option("Serve only what is named here, without the files served now.")] = False
     rollback: Annotated[bool, Option("Serve the version before the one that is served now.")] = False
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError unless something is to be released, or the version before is to be served."""
+        named = bool(self.cells or self.models)
+        if self.rollback and (named or self.replace):
+            message = "--rollback serves a version that exists"
+            raise ConfigError(message, fix="leave the cells, --model-lock and --replace out")
+        if not named and not self.rollback:
+            message = "nothing to release"
+            raise ConfigError(message, fix="name a CELL or a --model-lock")
 
 
 @command_with(StoreReleaseOptions, epilog="Example: envcheck store release torch2.13.0-cpu-py311 --mirror host")
@@ -101,20 +107,14 @@ def release(options: StoreReleaseOptions, settings: Settings) -> None:
 
     --rollback hashes every file of the version before this one, and does not serve a broken version.
     """
-    named = bool(options.cells or options.models)
-    if options.rollback and (named or options.replace):
-        message = "--rollback serves a version that exists"
-        raise ConfigError(message, fix="leave the cells, --model-lock and --replace out")
     if options.rollback:
         with progress_bar(settings, "rollback") as (_, progress):
             number = releases.rollback(_this_store(existing=True), progress)
         click.echo(f"version {number} is served")
         return
-    if not named:
-        message = "nothing to release"
-        raise ConfigError(message, fix="name a CELL or a --model-lock")
-    with _collected(settings, _this_store(), options) as contents:
-        _release(_this_store(), contents, keep=options.keep, merge=not options.replace)
+    store = _this_store()
+    with store.held():
+        _release(store, _fetched(settings, store, options), keep=options.keep, merge=not options.replace)
 
 
 def _release(store: Store, contents: Contents, *, keep: int, merge: bool = True) -> None:
@@ -123,35 +123,33 @@ def _release(store: Store, contents: Contents, *, keep: int, merge: bool = True)
     click.echo(f"version {version.number} " + (f"is served: {store.root / 'current'}" if version.new else already))
 
 
-@contextlib.contextmanager
-def _collected(settings: Settings, store: Store, options: _ContentsOptions) -> Iterator[Contents]:
-    """Fetch cells and models into the store; yield their contents and keep them from eviction."""
+def _fetched(settings: Settings, store: Store, options: StoreReleaseOptions) -> Contents:
+    """Fetch cells and models into the store, damaged files anew, and return their contents."""
     matrix, profile, contents = load(settings.matrix), load_profile(options.mirror), Contents()
     specs = [load_spec(matrix, cell, "runtime") for name in options.cells for cell in select(matrix, [name])]
     for spec in specs:
         if not spec.locks:
             raise no_lock(spec.cell, spec.arch)
-    revisions = [parse_lock(_read_lock(path), str(path)) for path in options.models]
+    revisions = [parse_lock(path.read_bytes(), str(path)) for path in options.models]
     # The images of a cell get an envcheck of their own, by the lock of the tool.
     locks = [(spec.cell.python, [*spec.locks, tool_lock()]) for spec in specs]
     required = [digest for _, of_cell in locks for lock in of_cell for pin in lock.pins for digest in pin.sha256]
     required += [str(file.sha256) for revision in revisions for file in revision.files]
-    with store.held():
-        with progress_bar(settings, "verify") as (say, progress):
-            for name in releases.remove_damaged(store, required, progress):
-                say(f"{name}: damaged in the store, removed")
-        stop = threading.Event()
-        with transfer_options(settings, profile, stop) as options_for, stopping(stop):
-            for python, of_cell in locks:
-                wheels.bring(store, of_cell, python, profile, options_for)
-                present = wheels.held(store, of_cell, python)
-                described = [describe_wheel(store, wheel.sha256, wheel.name, wheel.index) for wheel in present]
-                contents = merge(contents, Contents(wheels=described))
-            for lock in revisions:
-                _fetch_model(store, lock, profile, options_for)
-                branches = {f"{lock.repo}@main": lock.revision}
-                contents = merge(contents, Contents(models=[lock], branches=branches))
-        yield contents
+    with progress_bar(settings, "verify") as (say, progress):
+        for name in releases.remove_damaged(store, required, progress):
+            say(f"{name}: damaged in the store, removed")
+    stop = threading.Event()
+    with transfer_options(settings, profile, stop) as options_for, stopping(stop):
+        for python, of_cell in locks:
+            wheels.bring(store, of_cell, python, profile, options_for)
+            present = wheels.held(store, of_cell, python)
+            described = [describe_wheel(store, wheel.sha256, wheel.name, wheel.index) for wheel in present]
+            contents = merge(contents, Contents(wheels=described))
+        for lock in revisions:
+            _fetch_model(store, lock, profile, options_for)
+            branches = {f"{lock.repo}@main": lock.revision}
+            contents = merge(contents, Contents(models=[lock], branches=branches))
+    return contents
 
 
 def _fetch_model(store: Store, lock: Revision, profile: Profile, options_for: Callable[[str], TransferOptions]) -> None:
@@ -164,14 +162,6 @@ def _fetch_model(store: Store, lock: Revision, profile: Profile, options_for: Ca
             raise UnavailableError(message, fix="give --mirror a profile that names one")
         urls = tuple(file_url(endpoint, ref, file.path) for endpoint in profile.hf.endpoints)
         store.put(WantedFile(urls, str(file.sha256), file.size, Path(Path(file.path).name)), options_for(file.path))
-
-
-def _read_lock(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        message = f"{path}: {error.strerror}"
-        raise ConfigError(message, fix="name a lock that `envcheck lock --model` wrote") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,38 +216,28 @@ def gc(options: StoreGcOptions, _settings: Settings) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreExportOptions(_ContentsOptions):
+class StoreExportOptions:
     output: Annotated[Path, Option("-o", "--output", "Output directory.", type=DIRECTORY)]
     key: Annotated[Path | None, Option("ed25519 private key (PEM) to sign the bundle.")] = None
 
 
-@command_with(
-    StoreExportOptions, epilog="Example: envcheck store export torch2.13.0-cpu-py311 --mirror host -o /media/usb"
-)
+@command_with(StoreExportOptions, epilog="Example: envcheck store export -o /media/usb")
 def export(options: StoreExportOptions, settings: Settings) -> None:
-    """Write a bundle for machines without a network.
+    """Write everything that is served now as a bundle for machines without a network.
 
-    It holds the named cells and models, or everything that is served now. The same contents give the same bytes. Send
-    the printed digest separately from the bundle: `import --sha256` refuses a bundle with another digest, and `import
-    --key` one that the public key does not verify.
+    The same contents give the same bytes. Send the printed digest separately from the bundle: `import --sha256` refuses
+    a bundle with another digest, and `import --key` one that the public key does not verify.
     """
-    named, to = options.cells or options.models, options.output
-    source = _collected(settings, _this_store(), options) if named else _served(_this_store(existing=True))
-    with source as contents, progress_bar(settings, "export") as (_, progress), disk_errors(to):
-        digest = bundle.export(_this_store(), contents, to, progress=progress, key=options.key)
-    click.echo(f"{to / bundle.TAR}: {format_bytes((to / bundle.TAR).stat().st_size)}")
-    click.echo(f"digest {digest}{', signed' if options.key is not None else ''}")
-
-
-@contextlib.contextmanager
-def _served(store: Store) -> Iterator[Contents]:
-    """Yield the contents that are served now, and keep them from eviction."""
-    with store.held():
+    store, to = _this_store(existing=True), options.output
+    with store.held(), progress_bar(settings, "export") as (_, progress), disk_errors(to):
         served = releases.current(store)
         if served is None:
             message = "nothing to export: the store has no released version"
-            raise ConfigError(message, fix="name a CELL or a --model-lock")
-        yield releases.read_manifest(store, served).contents
+            raise ConfigError(message, fix="release one first: `envcheck store release CELL`")
+        contents = releases.read_manifest(store, served).contents
+        digest = bundle.export(store, contents, to, progress=progress, key=options.key)
+    click.echo(f"{to / bundle.TAR}: {format_bytes((to / bundle.TAR).stat().st_size)}")
+    click.echo(f"digest {digest}{', signed' if options.key is not None else ''}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,13 +249,11 @@ class StoreImportOptions:
     key: Annotated[Path | None, Option("ed25519 public key (PEM) that must verify the bundle.")] = None
     keep: Annotated[int, _KEEP] = 5
 
-    def digest(self) -> str | None:
-        """Return the digest in lower case. Raise ConfigError for what is none."""
-        digest = self.sha256.removeprefix("sha256:").lower() if self.sha256 is not None else None
-        if digest is not None and not re.fullmatch(r"[0-9a-f]{64}", digest):
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is no digest."""
+        if self.sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
             message = f"--sha256 {self.sha256!r} is not a sha256 of 64 hexadecimal digits"
             raise ConfigError(message, fix="give the digest that `envcheck store export` printed")
-        return digest
 
 
 @command_with(StoreImportOptions, name="import", epilog="Example: envcheck store import /media/usb --sha256 0f3e...")
@@ -286,7 +264,7 @@ def import_(options: StoreImportOptions, settings: Settings) -> None:
     that cell's lock. A person who can change the bundle can change its hashes too: use --sha256 or --key to verify it.
     If nothing is new, no version is created.
     """
-    store, sha256, key = _this_store(), options.digest(), options.key
+    store, sha256, key = _this_store(), options.sha256, options.key
     verified = bundle.verified(options.source, sha256=sha256, key=key)
     with store.held():
         with progress_bar(settings, "import") as (_, progress):

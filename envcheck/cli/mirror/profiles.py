@@ -105,7 +105,6 @@ def use_(options: MirrorUseOptions, _settings: Settings) -> None:
     load(profile)
     choice = profile if profile in {*BUILT_IN_NAMES, *presets()} else str(Path(profile).absolute())
     click.echo(f"wrote {model.write_choice(choice)}: {choice}")
-    click.echo("`--mirror user` now means this profile; `envcheck mirror show user --format env` is for other programs")
     click.echo("`envcheck mirror show user` shows what it lacks and what its settings cannot do")
 
 
@@ -159,8 +158,7 @@ def show_(options: MirrorShowOptions, settings: Settings) -> None:
 def _for_this_shell(options: RenderOptions, profile: Profile) -> RenderOptions:
     """Return the options with what an earlier call set in this shell, and with a CA bundle for programs.
 
-    SSL_CERT_FILE replaces all other roots, so the bundle has this machine's roots and the profile's. This machine's are
-    those of the environment before any call, so that no other profile's roots are included.
+    SSL_CERT_FILE replaces all other roots: the bundle has the profile's, and this machine's before any call.
     """
     roots, path = ca_bundle(profile, restored_environment(os.environ)), None
     if roots is not None:

@@ -23,7 +23,7 @@ from envcheck.mirrors.profiles.host_config import ca_bundle
 from envcheck.mirrors.profiles.load import load
 from envcheck.mirrors.profiles.model import Profile, has_userinfo, redacted, without_query
 from envcheck.mirrors.site import discover
-from envcheck.mirrors.site.model import Registry, Site, SiteHub, SiteIndex, Tls, checked, checked_url, read
+from envcheck.mirrors.site.model import Registry, Site, SiteHub, Tls, checked, checked_url, read
 from envcheck.mirrors.site.render import refuse_foreign_directory, write
 from envcheck.mirrors.site.render import render as to_files
 
@@ -110,53 +110,48 @@ def site_from_options(settings: Settings, root: Path, profile: Profile, options:
     site = checked(_site_without_links(root, profile, options))
     if site.tls:
         discover.check_certificate(site.tls, site.name, options.ca)
-    return msgspec.structs.replace(site, indexes=_with_links(settings, site, profile, links))
-
-
-def _with_links(settings: Settings, site: Site, profile: Profile, links: list[str]) -> list[SiteIndex]:
-    """Return the site's indexes with the hosts of their files; an offline site knows those of the last render."""
-    if site.offline and not links:
-        known = {(index.part, index.url): index for index in read(Path(site.root)).indexes}
-        return [known.get((index.part, index.url), index) for index in site.indexes]
-    locks = [lock for cell in select(load_matrix(settings.matrix), ()) for lock in read_locks(_lock_folder(str(cell)))]
-    pages = sorted({f"{lock.index}/{pin.name}" for lock in locks for pin in lock.pins})
-    client = hub_client(profile)
-    return [discover.with_links(index, pages, client, links) for index in site.indexes]
-
-
-def _lock_folder(cell: str) -> Path:
-    return data_path("images") / cell
+    if site.offline and not links:  # an offline site knows the links of the last render
+        known = {(index.part, index.url): index for index in read(root).indexes}
+        indexes = [known.get((index.part, index.url), index) for index in site.indexes]
+    else:
+        cells = [data_path("images") / str(cell) for cell in select(load_matrix(settings.matrix), ())]
+        pages = sorted({f"{lock.index}/{pin.name}" for cell in cells for lock in read_locks(cell) for pin in lock.pins})
+        indexes = [discover.with_links(index, pages, hub_client(profile), links) for index in site.indexes]
+    return msgspec.structs.replace(site, indexes=indexes)
 
 
 def _site_without_links(root: Path, profile: Profile, options: MirrorSiteRenderOptions) -> Site:
     """Return the site of the options and this machine, without the links of its indexes."""
-    addresses = list(options.address)
-    port, tls = options.port, options.tls
+    port, tls, inside = options.port, options.tls, options.port + _INSIDE
     size, free = discover.cache_sizes(root, options.cache_size, options.min_free)
+    owner = root.stat() if root.exists() else None
     return Site(
         root=str(root),
-        addresses=addresses,
-        name=options.name or addresses[0],
+        addresses=list(options.address),
+        name=options.name or options.address[0],
         port=port,
         indexes=discover.indexes(profile, ("pypi", "pytorch") if options.pytorch else ("pypi",)),
         ca=str(root / "ca.pem") if profile.ca else discover.machine_roots(),
         resolvers=discover.resolvers(Path("/etc/resolv.conf").read_text(errors="replace")),
-        mtail=port + _INSIDE,
-        prometheus=port + _INSIDE + 1,
-        node=port + _INSIDE + 4,
+        mtail=inside,
+        prometheus=inside + 1,
+        s3_port=inside + 3,
+        node=inside + 4,
         cache_size=size,
         min_free=free,
         hf=_hf(profile, options),
-        registries=_registries(options.registries, port),
+        registries=[
+            Registry(name=name, url=url, port=port + 2 + n, inner=inside + 10 + 2 * n, debug=inside + 11 + 2 * n)
+            for n, (name, url) in enumerate(_pairs(options.registries, "URL").items())
+        ],
         tls=Tls(certificate=str(tls[0].absolute()), key=str(tls[1].absolute())) if tls else None,
         users=_absolute(options.users),
         allow=list(options.allow),
         s3=options.s3,
-        s3_port=port + _INSIDE + 3,
         sync=_pairs(options.syncs, "SOURCE"),
         trees={name: url.rstrip("/") for name, url in _pairs(options.trees, "URL").items()},
         store=_absolute(options.store),
-        owner=_owner(root),
+        owner=f"{owner.st_uid}:{owner.st_gid}" if owner else f"{os.geteuid()}:{os.getegid()}",
         client_ca=_absolute(options.ca),
         offline=options.offline,
     )
@@ -166,14 +161,6 @@ def _absolute(path: Path | None) -> str | None:
     return str(path.absolute()) if path else None
 
 
-def _owner(root: Path) -> str:
-    """Return UID:GID of the directory's owner, or of this user if it does not exist."""
-    if not root.exists():
-        return f"{os.geteuid()}:{os.getegid()}"
-    stat = root.stat()
-    return f"{stat.st_uid}:{stat.st_gid}"
-
-
 def _hf(profile: Profile, options: MirrorSiteRenderOptions) -> SiteHub | None:
     if not options.hf and not options.store:
         return None
@@ -181,15 +168,9 @@ def _hf(profile: Profile, options: MirrorSiteRenderOptions) -> SiteHub | None:
         message = f"{profile.name} is closed and names no `hf: {{endpoint: URL}}`"
         raise ConfigError(message, fix="name one, pass --no-hf, or remove `closed`")
     inner = options.port + _INSIDE + 2 if options.hf else 0
-    tokens = _absolute(options.hf_tokens)
-    return SiteHub(port=options.port + 1, inner=inner, endpoint=profile.hf.endpoint, tokens=tokens)
-
-
-def _registries(texts: tuple[str, ...], port: int) -> list[Registry]:
-    return [
-        Registry(name=name, url=url, port=port + 2 + n, inner=port + _INSIDE + 10 + 2 * n, debug=port + 111 + 2 * n)
-        for n, (name, url) in enumerate(_pairs(texts, "URL").items())
-    ]
+    return SiteHub(
+        port=options.port + 1, inner=inner, endpoint=profile.hf.endpoint, tokens=_absolute(options.hf_tokens)
+    )
 
 
 def _pairs(texts: tuple[str, ...], value_name: str) -> dict[str, str]:
