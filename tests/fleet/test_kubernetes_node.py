@@ -95,5 +95,6 @@ def test_a_server_that_refuses_is_said(servers: Servers, account: Certificate, a
 def test_the_token_is_sent_only_to_a_server_of_the_clusters_authority(servers: Servers, account: Certificate) -> None:
     other = servers.start(Server(Api()))
     assert marked(other, account).startswith("the API server: ")
-    assert "apply rbac.yaml" in marked(other, account._replace(ca=account.ca.parent / "none/ca.crt")), "the pod has no account"
+    nothing = account._replace(ca=account.ca.parent / "none/ca.crt")
+    assert "apply rbac.yaml" in marked(other, nothing), "the pod has no account"
     assert other.requests == []

@@ -57,15 +57,10 @@ def test_a_node_under_two_names_passes_only_if_neither_failed_since(passed: str,
     assert states(repaired, NOW, 24 * HOUR)[passed].state == "pass"
 
 
-def test_a_report_is_stale_from_its_end_on() -> None:
+def test_a_report_is_stale_from_its_end_on_and_an_old_failure_stays_one() -> None:
     limit = 24 * HOUR
     assert state(seen(ended=NOW - limit), max_age=limit) == "pass"
     assert state(seen(ended=NOW - limit - 1), max_age=limit) == "stale"
-    assert state(seen(hours_ago=90, status="fail"), max_age=limit) == "fail"
-
-
-def test_an_old_report_that_failed_is_said_to_be_old() -> None:
-    limit = 24 * HOUR
     for status in ("fail", "error"):
         [old] = states([seen(hours_ago=90, status=status)], NOW, limit).values()
         [new] = states([seen(hours_ago=23, status=status)], NOW, limit).values()
