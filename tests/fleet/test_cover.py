@@ -111,9 +111,6 @@ def test_a_node_in_a_table_and_in_a_report_is_what_its_report_says(tmp_path: Pat
         ("NVIDIA H200",): ["n2", "n4"],
     }
     assert len(inventory.notes) == 1
-
-
-def test_a_file_that_is_no_report_is_named_as_such(tmp_path: Path) -> None:
     (tmp_path / "junk.json").write_text("junk")
     with pytest.raises(ConfigError, match=r"no node with a GPU and a driver in .*: .*junk\.json is not JSON"):
         of_places([tmp_path / "junk.json"])

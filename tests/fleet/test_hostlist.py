@@ -22,14 +22,6 @@ def test_a_folded_list_unfolds_to_the_same_names(names: list[str]) -> None:
     assert fold(reversed(names)) == folded
 
 
-@given(st.sets(st.integers(0, 2000), min_size=1))
-def test_numbers_fold_to_one_entry(numbers: set[int]) -> None:
-    folded = fold(f"n{number}" for number in numbers)
-    assert folded.count("n") == 1
-    runs = sum(number - 1 not in numbers for number in numbers)
-    assert folded.count(",") == runs - 1
-
-
 def test_what_scontrol_reads_and_writes() -> None:
     read = {
         "n[1-3,5]": ["n1", "n2", "n3", "n5"],

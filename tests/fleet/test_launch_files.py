@@ -53,11 +53,6 @@ def gang_job(text: str) -> dict[str, Any]:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "envcheck-group-node-0"}, **job["template"]}
 
 
-def group_variables(text: str) -> dict[str, str]:
-    (container,) = gang_job(text)["spec"]["template"]["spec"]["containers"]
-    return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
-
-
 @pytest.fixture(scope="session")
 def validators() -> Path:
     """Return where kubernetes-validate and shellcheck are; `.ci/test` installs them."""
@@ -131,7 +126,9 @@ def test_values_arrive_in_the_manifests_as_they_were_given(values: LaunchValues)
     assert container["image"] == IMAGE
     assert ("resources" in container) == bool(values.gpus)
     given = dict(variable.split("=", 1) for variable in values.variables)
-    assert membership({"JOB_COMPLETION_INDEX": "1", **group_variables(text)}).nodes == values.nodes
+    (ranks,) = gang["template"]["spec"]["containers"]
+    environ = {entry["name"]: entry["value"] for entry in ranks["env"] if "value" in entry}
+    assert membership({"JOB_COMPLETION_INDEX": "1", **environ}).nodes == values.nodes
     for pod in (documents["Pod"]["spec"], job["template"]["spec"], gang["template"]["spec"]):
         for one in [*pod.get("initContainers", []), *pod["containers"]]:
             assert given.items() <= {entry["name"]: entry.get("value") for entry in one["env"]}.items()

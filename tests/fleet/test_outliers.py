@@ -1,4 +1,4 @@
-"""Outliers by the median absolute deviation, each limit on both sides."""
+"""Outliers by the median absolute deviation, each limit on both sides, and drift from the majority of a group."""
 
 import random
 import statistics
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envcheck.fleet.groups import FLOOR, FURTHEST, LEAST, SCALE, compare
+from envcheck.fleet.groups import FLOOR, FURTHEST, LEAST, SCALE, compare, drift
 
 NOISE = [470.0, 472.0, 475.0, 477.0, 478.0, 480.0, 481.0, 484.0]
 
@@ -57,3 +57,17 @@ def test_a_floor_in_the_unit_holds() -> None:
 def test_normal_noise_has_no_outlier(seed: int) -> None:
     noise = random.Random(seed)  # noqa: S311 (a test's noise)
     assert compare([noise.gauss(480, 4.8) for _ in range(200)]).z == {}
+
+
+def test_a_node_that_differs_from_most_is_named_with_its_value() -> None:
+    [row] = drift(0, {node: {"kernel": "2" if node == "n3" else "1"} for node in ("n1", "n2", "n10", "n3")})
+    assert (row.signal, row.majority, row.share, row.others) == ("kernel", "1", 0.75, {"2": ["n3"]})
+    [row] = drift(0, {"n1": {"kernel": "1"}, "n2": {"kernel": "2"}})
+    assert (row.majority, row.others) == (None, {"1": ["n1"], "2": ["n2"]}), "half is no majority"
+
+
+def test_a_signal_that_was_not_read_is_no_difference_and_a_variable_that_is_not_set_is_one() -> None:
+    one, other = {"kernel": "1", "env.NCCL_ALGO": "Ring"}, {"env.NCCL_DEBUG": "INFO"}
+    rows = {row.signal: row for row in drift(0, {"n1": one, "n2": one, "n3": other})}
+    assert sorted(rows) == ["env.NCCL_ALGO", "env.NCCL_DEBUG"]
+    assert rows["env.NCCL_ALGO"].others == {"not set": ["n3"]}

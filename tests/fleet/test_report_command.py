@@ -3,8 +3,6 @@
 import datetime as dt
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -178,21 +176,6 @@ def test_the_history_says_how_often_and_for_what(tmp_path: Path) -> None:
     assert "ecc" not in text
     nobody = CliRunner().invoke(cli, ["fleet", "report", str(tmp_path), "--history", "n9"]).exception
     assert "there is no report of 'n9'" in str(nobody)
-
-
-def valid(schema: str, document: Path) -> bool:
-    """Tell whether a document is of a JSON Schema, as a checker of others sees it."""
-    checker = [str(Path(sys.executable).with_name("check-jsonschema")), "--schemafile", schema, str(document)]
-    return subprocess.run(checker, capture_output=True, check=False).returncode == 0
-
-
-def test_the_answer_is_of_its_schema(tmp_path: Path) -> None:
-    (tmp_path / "schema").write_text(CliRunner().invoke(cli, ["schema", "fleet"]).stdout)
-    result, _ = answer(write(tmp_path / "r", failing(node_report("n1")), node_report("n2")), "--expect", "n[1-3]")
-    for name, document in (("right", result), ("wrong", result | {"nodes": {}})):
-        (tmp_path / name).write_text(json.dumps(document))
-    assert valid(str(tmp_path / "schema"), tmp_path / "right")
-    assert not valid(str(tmp_path / "schema"), tmp_path / "wrong")
 
 
 def test_wrong_usage_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

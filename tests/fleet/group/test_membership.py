@@ -55,21 +55,15 @@ def test_a_step_of_two_nodes_is_not_the_job_of_four() -> None:
     assert (there.node, there.nodes, there.address) == (1, 2, "n2")
 
 
-def test_torchrun_keeps_its_own_port() -> None:
+def test_torchrun_and_an_indexed_job() -> None:
     there = membership(TORCHRUN)
     assert (there.node, there.nodes, there.processes) == (1, 2, 8)
-    assert (there.address, there.port, there.run) == ("gpu-1", 29401, "job-9")
-
-
-def test_an_indexed_job() -> None:
+    assert (there.address, there.port, there.run) == ("gpu-1", 29401, "job-9"), "torchrun's own store has its port"
+    assert membership(TORCHRUN, "mine").run == "mine"
     there = membership(KUBERNETES)
     assert (there.node, there.nodes, there.name, there.port) == (3, 4, "pool-a-3", 29500)
     assert there.address == "envcheck-group-node-0-0.envcheck-group"
-
-
-def test_a_run_that_is_given_goes_before_the_environment() -> None:
-    assert membership(TORCHRUN, "mine").run == "mine"
-    assert membership({name: KUBERNETES[name] for name in KUBERNETES if name != "MASTER_PORT"}).port == DEFAULT_PORT
+    assert membership({**KUBERNETES, "MASTER_PORT": ""}).port == DEFAULT_PORT
 
 
 @each(
