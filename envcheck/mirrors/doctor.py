@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import codecs
 import functools
-import heapq
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -276,8 +275,8 @@ _VARIABLE: Final = re.compile(
 def _url_for_a_model(source: PreparedDocument) -> Matches:
     """Find calls with a URL instead of a repository's name; a variable has the value that was set last."""
     urls: dict[str, bool] = {}
-    steps = heapq.merge(_ASSIGNED.finditer(source.code), _CALLED.finditer(source.code), key=lambda match: match.start())
-    for match in steps:
+    steps = [*_ASSIGNED.finditer(source.code), *_CALLED.finditer(source.code)]
+    for match in sorted(steps, key=lambda match: match.start()):
         named = _VARIABLE.match(match["value"])
         is_url = bool(_URL.match(match["value"])) or (named and urls.get(named["bare"] or named["put"])) or False
         if match.re is _ASSIGNED:

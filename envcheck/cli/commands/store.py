@@ -25,7 +25,7 @@ from envcheck.cli.options import (
     complete_cells,
 )
 from envcheck.cli.shared.process import stopping
-from envcheck.cli.sources.store import disk_errors, format_bytes, open_store, progress_bar, transfer_options
+from envcheck.cli.sources.store import disk_errors, format_bytes, open_store, transfer_options
 from envcheck.counting import counted
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
@@ -108,9 +108,7 @@ def release(options: StoreReleaseOptions, settings: Settings) -> None:
     --rollback hashes every file of the version before this one, and does not serve a broken version.
     """
     if options.rollback:
-        with progress_bar(settings, "rollback") as (_, progress):
-            number = releases.rollback(_this_store(existing=True), progress)
-        click.echo(f"version {number} is served")
+        click.echo(f"version {releases.rollback(_this_store(existing=True))} is served")
         return
     store = _this_store()
     with store.held():
@@ -135,9 +133,8 @@ def _fetched(settings: Settings, store: Store, options: StoreReleaseOptions) -> 
     locks = [(spec.cell.python, [*spec.locks, tool_lock()]) for spec in specs]
     required = [digest for _, of_cell in locks for lock in of_cell for pin in lock.pins for digest in pin.sha256]
     required += [str(file.sha256) for revision in revisions for file in revision.files]
-    with progress_bar(settings, "verify") as (say, progress):
-        for name in releases.remove_damaged(store, required, progress):
-            say(f"{name}: damaged in the store, removed")
+    for name in releases.remove_damaged(store, required):
+        click.echo(f"{name}: damaged in the store, removed", err=True)
     stop = threading.Event()
     with transfer_options(settings, profile, stop) as options_for, stopping(stop):
         for python, of_cell in locks:
@@ -222,20 +219,20 @@ class StoreExportOptions:
 
 
 @command_with(StoreExportOptions, epilog="Example: envcheck store export -o /media/usb")
-def export(options: StoreExportOptions, settings: Settings) -> None:
+def export(options: StoreExportOptions, _settings: Settings) -> None:
     """Write everything that is served now as a bundle for machines without a network.
 
     The same contents give the same bytes. Send the printed digest separately from the bundle: `import --sha256` refuses
     a bundle with another digest, and `import --key` one that the public key does not verify.
     """
     store, to = _this_store(existing=True), options.output
-    with store.held(), progress_bar(settings, "export") as (_, progress), disk_errors(to):
+    with store.held(), disk_errors(to):
         served = releases.current(store)
         if served is None:
             message = "nothing to export: the store has no released version"
             raise ConfigError(message, fix="release one first: `envcheck store release CELL`")
         contents = releases.read_manifest(store, served).contents
-        digest = bundle.export(store, contents, to, progress=progress, key=options.key)
+        digest = bundle.export(store, contents, to, options.key)
     click.echo(f"{to / bundle.TAR}: {format_bytes((to / bundle.TAR).stat().st_size)}")
     click.echo(f"digest {digest}{', signed' if options.key is not None else ''}")
 
@@ -267,8 +264,7 @@ def import_(options: StoreImportOptions, settings: Settings) -> None:
     store, sha256, key = _this_store(), options.sha256, options.key
     verified = bundle.verified(options.source, sha256=sha256, key=key)
     with store.held():
-        with progress_bar(settings, "import") as (_, progress):
-            contents = bundle.import_bundle(store, verified, progress, _compare_with_locks)
+        contents = bundle.import_bundle(store, verified, _compare_with_locks)
         if sha256 is None and key is None and not settings.quiet:
             click.echo("not authenticated: pass --sha256 or --key to refuse a bundle of somebody else", err=True)
         models = counted(len(contents.models), "model")

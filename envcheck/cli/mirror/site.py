@@ -53,7 +53,7 @@ class MirrorSiteRenderOptions:
     syncs: Annotated[tuple[str, ...], Option("--sync", "Tree to copy. Repeatable.", metavar="NAME=SOURCE")] = ()
     trees: Annotated[tuple[str, ...], Option("--tree", "Tree to cache, e.g. apt's. Repeatable.", metavar=_PAIR)] = ()
     store: Annotated[Path | None, Option("Store whose released tree is served.", type=DIRECTORY)] = None
-    cache_size: Annotated[int | None, Option("E.g. 500G  [default: 70 % of what is available]", type=Size())] = None
+    cache_size: Annotated[int | None, Option("E.g. 500G  [default: 70 % of the disk]", type=Size())] = None
     min_free: Annotated[int | None, Option("Space to keep free  [default: 15 %]", type=Size(zero=True))] = None
     offline: Annotated[bool, Option("Serve only what the site has, without requests to upstreams.")] = False
 

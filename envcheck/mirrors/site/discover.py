@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
 import shutil
 import ssl
 from collections.abc import Iterable, Sequence
@@ -25,7 +24,7 @@ from envcheck.mirrors.site.model import SiteIndex, Tls, origin
 _THREADS: Final = 8
 _VARIANT: Final = "/{variant}"
 
-# Shares of the available space. Above the first, nginx evicts; the second stays free for others.
+# Shares of the disk: nginx evicts above the first, and earlier if less than the second is free.
 _CACHE: Final = 0.7
 _KEPT_FREE: Final = 0.15
 
@@ -97,28 +96,15 @@ def resolvers(text: str) -> list[str]:
 def cache_sizes(root: Path, cache_size: int | None, min_free: int | None) -> tuple[int, int]:
     """Return the largest size of a site's cache and the space to keep free, in bytes; None takes a share of the disk.
 
-    The disk counts as df does it, without the blocks reserved for root; what the cache has already is available.
     Raise ConfigError for more than the whole disk.
     """
-    cache = root / "cache/files"
-    disk = shutil.disk_usage(next(path for path in (cache, *cache.parents) if path.exists()))
+    disk = shutil.disk_usage(next(path for path in (root, *root.parents) if path.exists()))
     for name, size in (("--cache-size", cache_size), ("--min-free", min_free)):
         if size is not None and size > disk.total:
             message = f"{name} {size} is more than the whole disk, {disk.total} bytes"
-            raise ConfigError(message, fix="pass less, or remove the option for a share of the available space")
-    room = disk.free + _used(cache)
-    size = int(room * _CACHE) if cache_size is None else cache_size
-    return size, int(room * _KEPT_FREE) if min_free is None else min_free
-
-
-def _used(cache: Path) -> int:
-    """Return the bytes of a cache on the disk; ignore files that nginx removes meanwhile."""
-    used = 0
-    for folder, _, names in os.walk(cache):
-        for name in names:
-            with contextlib.suppress(OSError):
-                used += os.lstat(Path(folder, name)).st_blocks * 512
-    return used
+            raise ConfigError(message, fix="pass less, or remove the option for a share of the disk")
+    size = int(disk.total * _CACHE) if cache_size is None else cache_size
+    return size, int(disk.total * _KEPT_FREE) if min_free is None else min_free
 
 
 def check_certificate(tls: Tls, name: str, ca: Path | None) -> None:

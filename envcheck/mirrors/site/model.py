@@ -113,11 +113,6 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     schema: Literal["envcheck/site/1"] = "envcheck/site/1"
 
     @property
-    def scheme(self) -> str:
-        """Return the scheme for clients, http or https."""
-        return "https" if self.tls else "http"
-
-    @property
     def origins(self) -> list[str]:
         """Return every origin that files are taken from: the indexes' own and those that their pages link to."""
         origins = [url for index in self.indexes for url in (index.origin, *index.links)]
@@ -126,7 +121,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     def at(self, port: int) -> str:
         """Return the URL of one of its ports for clients."""
         name = f"[{self.name}]" if ":" in self.name else self.name
-        return f"{self.scheme}://{name}:{port}"
+        return f"{'https' if self.tls else 'http'}://{name}:{port}"
 
 
 def origin(url: str) -> str:

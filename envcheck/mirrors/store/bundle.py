@@ -43,10 +43,9 @@ _SUMS: Final = re.compile(rb"([0-9a-f]{64})  bundle\.tar\n")
 _AT_ONCE: Final = 1 << 20
 # Bytes: the contents of 100 000 files have 30 MB.
 _LONGEST_CONTENTS: Final = 256 << 20
-Progress = Callable[[int, int], None]
 
 
-def export(store: Store, contents: Contents, to: Path, *, progress: Progress, key: Path | None = None) -> str:
+def export(store: Store, contents: Contents, to: Path, key: Path | None = None) -> str:
     """Write the bundle of these contents into `to` and return its digest. Equal contents give equal bytes.
 
     `key` is the private key that signs the bundle. Every object is hashed while it is written. Raises PromiseError for
@@ -60,7 +59,7 @@ def export(store: Store, contents: Contents, to: Path, *, progress: Progress, ke
         raise UnavailableError(message, fix="fetch them with --mirror PROFILE")
     with _draft(to) as (file, draft):
         tar = _HashedFile(file)
-        _write(store, contents, digests, tar, progress)
+        _write(store, contents, digests, tar)
         file.flush()
         os.fsync(file.fileno())
         sums = f"{tar.hexdigest()}  {TAR}\n".encode()
@@ -97,9 +96,8 @@ def _draft(to: Path) -> Iterator[tuple[IO[bytes], Path]]:
             draft.unlink(missing_ok=True)
 
 
-def _write(store: Store, contents: Contents, digests: list[str], tar: _HashedFile, progress: Progress) -> None:
+def _write(store: Store, contents: Contents, digests: list[str], tar: _HashedFile) -> None:
     encoded = msgspec.json.format(msgspec.json.encode(contents), indent=1) + b"\n"
-    total = len(encoded) + sum(store.path(digest).stat().st_size for digest in digests)
     # Not as a context manager, which would write on after an interrupt.
     archive = tarfile.open(fileobj=tar, mode="w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
     archive.addfile(_member(CONTENTS, len(encoded)), io.BytesIO(encoded))
@@ -110,7 +108,6 @@ def _write(store: Store, contents: Contents, digests: list[str], tar: _HashedFil
         if hashed.hexdigest() != digest:
             message = f"{store.path(digest)}: it has another hash than its name"
             raise PromiseError(message, fix="release it again, which fetches it again")
-        progress(tar.tell(), total)
     archive.close()
 
 
@@ -190,7 +187,7 @@ def _check_signature(source: Path, sums: bytes, key: Path) -> None:
 
 
 def import_bundle(
-    store: Store, bundle: VerifiedBundle, progress: Progress, accept: Callable[[Contents], None] = lambda _: None
+    store: Store, bundle: VerifiedBundle, accept: Callable[[Contents], None] = lambda _: None
 ) -> Contents:
     """Import the objects of a bundle into the store and return its contents.
 
@@ -207,7 +204,7 @@ def import_bundle(
                 message = f"{store.root}: {size} bytes are needed and {free} are free"
                 fix = "free some space with `envcheck store gc`, or choose another --store"
                 raise UnavailableError(message, fix=fix)
-            contents = _unpack(bundle, staging, progress, accept)
+            contents = _unpack(bundle, staging, accept)
             names = {wheel.sha256: wheel.name for wheel in contents.wheels}
             for name in tree.object_sizes(contents):
                 store.take(staging / name, name, names.get(name, name))
@@ -216,11 +213,11 @@ def import_bundle(
     return contents
 
 
-def _unpack(bundle: VerifiedBundle, staging: Path, progress: Progress, accept: Callable[[Contents], None]) -> Contents:
+def _unpack(bundle: VerifiedBundle, staging: Path, accept: Callable[[Contents], None]) -> Contents:
     """Write every object below `staging` and return the contents; the objects are exactly those that it names."""
     tar = bundle.tar
     with tar.open("rb") as file:
-        stream, size = _HashedFile(file), os.fstat(file.fileno()).st_size
+        stream = _HashedFile(file)
         try:
             with tarfile.open(fileobj=stream, mode="r|", tarinfo=_PlainFile) as archive:
                 contents = _read_contents(archive, tar)
@@ -228,7 +225,6 @@ def _unpack(bundle: VerifiedBundle, staging: Path, progress: Progress, accept: C
                 expected = tree.object_sizes(contents)
                 while (member := archive.next()) is not None:
                     _unpack_object(archive, member, expected, staging)
-                    progress(stream.tell(), size)
         except (tarfile.TarError, _InvalidBundleError, EOFError, ValueError, OverflowError) as error:
             message = f"{tar}: {error or 'not a tar file'}"
             raise PromiseError(

@@ -11,7 +11,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -24,7 +24,6 @@ from envcheck.mirrors.store.objects import READ_ONLY, Store, StoredObject, diges
 from envcheck.mirrors.store.tree import Contents
 
 MANIFEST: Final = "manifest.json"
-Progress = Callable[[int, int], None]
 # For so many seconds, another process may continue what a killed process left.
 _STALE: Final = 86400.0
 
@@ -132,7 +131,7 @@ def _sync_tree(draft: Path) -> None:
         sync_folder(folder)
 
 
-def rollback(store: Store, progress: Progress = lambda _there, _all: None) -> int:
+def rollback(store: Store) -> int:
     """Serve the version before the one that is served, and return its number.
 
     Hashes all its files first. Raises PromiseError if one is missing or damaged; the version served then stays.
@@ -142,17 +141,13 @@ def rollback(store: Store, progress: Progress = lambda _there, _all: None) -> in
     if not older:
         message = f"{store.root}: there is no version before {'the first' if served is None else served}"
         raise ConfigError(message, fix="see `envcheck store versions`")
-    files, done = read_manifest(store, older[-1]).files, 0
-    total = sum(file.size for file in files)
-    for file in files:
-        progress(done, total)
+    for file in read_manifest(store, older[-1]).files:
         path = _folder(store) / str(older[-1]) / file.path
         problem = _difference(path, file) or _hash_difference(path, file)
         if problem:
             message = f"cannot serve version {older[-1]}: {file.path}: {problem}"
             fix = "release its cells again (`envcheck store release CELL --replace`), which fetches damaged files again"
             raise PromiseError(message, fix=fix)
-        done += file.size
     with store.locked():
         make_current(store, older[-1])
     return older[-1]
@@ -170,15 +165,14 @@ def _hash_difference(path: Path, file: TreeFile) -> str | None:
     return "the disk cannot read it" if digest is None else None if digest == file.sha256 else "it has another hash"
 
 
-def remove_damaged(store: Store, digests: Iterable[str], progress: Progress = lambda _there, _all: None) -> list[str]:
+def remove_damaged(store: Store, digests: Iterable[str]) -> list[str]:
     """Remove the damaged objects among these from the store and from every version; return their names.
 
     A client that compares no hashes then gets no file instead of a wrong one, and the caller fetches it again.
     """
-    present, removed = [digest for digest in digests if store.has(digest)], []
-    for done, digest in enumerate(present):
-        progress(done, len(present))
-        if store.sound(digest):
+    removed = []
+    for digest in digests:
+        if not store.has(digest) or store.sound(digest):
             continue
         removed.append(store.name(digest) or digest)
         with store.locked():

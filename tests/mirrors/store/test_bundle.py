@@ -31,16 +31,12 @@ from tests.tables import each
 Keys = Callable[[str], tuple[Path, Path]]
 
 
-def quiet(_there: int, _all: int) -> None:
-    """Say nothing."""
-
-
 def imported(store: Store, source: Path, **options: Any) -> Contents:
-    return bundle.import_bundle(store, bundle.verified(source, **options), quiet)
+    return bundle.import_bundle(store, bundle.verified(source, **options))
 
 
 def export(store: Store, contents: Contents, to: Path, key: Path | None = None) -> Path:
-    digest = bundle.export(store, contents, to, progress=quiet, key=key)
+    digest = bundle.export(store, contents, to, key)
     assert digest == sha256((to / bundle.TAR).read_bytes())
     return to
 
@@ -205,7 +201,7 @@ def test_a_tar_that_changes_after_it_was_verified_is_refused(
     verified = bundle.verified(exported)
     (exported / bundle.TAR).write_bytes(content)
     with pytest.raises(PromiseError, match="changed while it was read"):
-        bundle.import_bundle(there, verified, quiet)
+        bundle.import_bundle(there, verified)
     assert there.objects() == []
 
 
