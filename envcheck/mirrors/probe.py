@@ -34,7 +34,7 @@ from envcheck.mirrors.net.waits import map_within
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import load, presets
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Credential, Index, Profile
-from envcheck.mirrors.ranking import FileStatus, MirrorMeasurement, RankedMirror, Rate, judged, rank, with_agreed_sizes
+from envcheck.mirrors.ranking import FileStatus, MirrorMeasurement, RankedMirror, Rate, judged, rank
 
 SECONDS: Final = 45.0
 # The range of a rate: bytes, and seconds after which it is broken off.
@@ -199,7 +199,7 @@ def ranked_mirrors(target: Target, mirrors: Sequence[Mirror], seconds: float = S
     map_within(lambda pair: pair[0].read_page(pair[1]), reads, _THREADS * len(probes), seconds * 0.4)
     left = max(0.0, end - time.monotonic()) * 0.7
     map_within(lambda one: one.request_files(left), probes, len(probes), left + 1.0)
-    measured = with_agreed_sizes([one.measured() for one in probes])
+    measured = [one.measured() for one in probes]
     # The nearest first, as the time may end.
     for number in sorted(range(len(probes)), key=lambda number: measured[number].latency or math.inf):
         if judged(measured[number]).passed and time.monotonic() < end:

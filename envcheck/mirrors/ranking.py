@@ -16,8 +16,8 @@ from envcheck.counting import counted
 class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One needed file on one mirror. Sizes are in bytes.
 
-    `listed`: its page has a hash of the lock, or no hashes but its name, or nothing. `size` is what pages or other
-    mirrors say; `why` says what is missing. The rest is the response to a request for the first byte, after redirects.
+    `listed`: its page has a hash of the lock, or no hashes but its name, or nothing. `size` is what its pages
+    say; `why` says what is missing. The rest is the response to a request for the first byte, after redirects.
     """
 
     need: str
@@ -118,23 +118,6 @@ def judged(measured: MirrorMeasurement) -> RankedMirror:
     return RankedMirror(mirror=measured.mirror, part=measured.part, passed=passed, criteria=criteria, measured=measured)
 
 
-def with_agreed_sizes(measurements: Sequence[MirrorMeasurement]) -> list[MirrorMeasurement]:
-    """Return the measurements with the size of each file that a page gives, or on which all mirrors agree."""
-    files = [file for one in measurements for file in one.files if file.listed == "hash" and file.sha256]
-    told = {file.sha256: file.size for file in files if file.size is not None}
-    served: dict[str | None, set[int]] = {}
-    for file in files:
-        if file.served_size is not None:
-            served.setdefault(file.sha256, set()).add(file.served_size)
-    sizes = {digest: next(iter(seen)) for digest, seen in served.items() if len(seen) == 1} | told
-    return [
-        msgspec.structs.replace(
-            one, files=[msgspec.structs.replace(file, size=sizes.get(file.sha256, file.size)) for file in one.files]
-        )
-        for one in measurements
-    ]
-
-
 def _criteria(measured: MirrorMeasurement) -> Iterator[Criterion]:
     if measured.untrusted is not None:
         yield Criterion(name="tls", passed=False, why=measured.untrusted)
@@ -170,12 +153,8 @@ def _hash(served: Sequence[FileStatus]) -> Criterion:
     if wrong is not None:
         why = f"{wrong.need}: {wrong.hosts[-1]} has {wrong.served_size} bytes, expected {wrong.size}"
         return Criterion(name="hash", passed=False, why=why)
-    unsure = next((file for file in served if file.listed == "name" and file.size is None), None)
-    if unsure is not None:
-        why = f"{unsure.need}: its page gives no hash, and no page gives the size"
-        return Criterion(name="hash", passed=None, why=why)
     named = sum(file.listed == "name" for file in served)
-    ways = {"hash": len(served) - named, "name and size": named}
+    ways = {"hash": len(served) - named, "name, which a fetch verifies": named}
     why = ", ".join(f"{counted(number, 'file')} by {way}" for way, number in ways.items() if number)
     return Criterion(name="hash", passed=True, why=why)
 

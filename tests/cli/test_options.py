@@ -126,7 +126,7 @@ def test_an_option_means_one_thing_over_all_commands() -> None:
             for name in parameter.opts:
                 kind = type(parameter.type), parameter.multiple, getattr(parameter, "is_flag", False)
                 kinds.setdefault(name, set()).add(kind)
-    names = ["--limit", "--only", "--connections", "--skip", "--level", "--checks", "--engine"]
+    names = ["--only", "--connections", "--skip", "--level", "--checks", "--engine"]
     assert [name for name in names if len(kinds.get(name, ())) > 1] == []
     assert not {"--out", "--dest", "--markdown", "--profile", "--require"} & set(kinds)
 

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
 import os
 import shutil
@@ -29,7 +30,7 @@ from envcheck.reports import formats
 from tests.certificates import signed
 from tests.e2e.canaries import Canaries
 from tests.e2e.site_mirror import Site, basic
-from tests.http_server import Servers
+from tests.http_server import Servers, paced
 from tests.mirrors.hub.conftest import COMMIT, REPO, Hub
 from tests.mirrors.site.conftest import running
 from tests.mirrors.site.upstreams import free_ports, get
@@ -168,12 +169,15 @@ def test_fetches(place: Place) -> None:
     assert place.left() == {str(place.home / "site.yaml"): PATHS}
 
 
-def test_a_fetch_that_is_killed(place: Place) -> None:
+def test_a_fetch_that_is_killed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     locked(place)
+    # The size is asked for; one part comes in some seconds, and the others do not end.
+    plain, pauses = place.site.answering, itertools.chain([0.0, 0.15], itertools.repeat(5.0))
+    monkeypatch.setattr(place.site, "answering", lambda request: paced(plain(request), next(pauses)))
     (demo,) = place.site.wheels.glob("demo-*.whl")
     digest = hashlib.sha256(demo.read_bytes()).hexdigest()
     link = f"{place.at}/index/signed/{demo.name}?X-Amz-Signature={place.canaries['signature']}"
-    words = ("fetch", link, "--sha256", digest, "--mirror", "site.yaml", "--output", "got", "--limit", "1M")
+    words = ("fetch", link, "--sha256", digest, "--mirror", "site.yaml", "--output", "got")
     command = [sys.executable, "-m", "envcheck", *map(str, words)]
     with subprocess.Popen(command, cwd=place.home, env=place.env, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60

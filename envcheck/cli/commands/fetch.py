@@ -15,14 +15,14 @@ from urllib.parse import unquote, urlsplit
 import click
 
 from envcheck.cli import Settings
-from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, Size, command_with, complete_cells
+from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, command_with, complete_cells
 from envcheck.cli.shared.process import status_of, stopping
 from envcheck.cli.sources.downloads import CellLocks, locked_cells, locked_packages, profile_for
 from envcheck.cli.sources.store import format_bytes, progress_bar
 from envcheck.counting import counted
 from envcheck.errors import ConfigError, EnvcheckError
 from envcheck.images.lockfile import parse_requirements
-from envcheck.mirrors.fetch.request import BandwidthLimiter, FetchedFile, TransferOptions, WantedFile
+from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch_all
 from envcheck.mirrors.hub import (
     SCHEMA,
@@ -74,9 +74,6 @@ class FetchOptions:
             show_default=False,
         ),
     ] = Path()
-    limit: Annotated[
-        float | None, Option("Limit for all downloads together, bytes a second, e.g. 50M.", type=Size())
-    ] = None
     connections: Annotated[int, Option("Connections at once.", type=click.IntRange(1, 64))] = 16
     as_json: Annotated[bool, Option("--json", "Print the result as JSON.")] = False
 
@@ -150,7 +147,7 @@ def command(options: FetchOptions, settings: Settings) -> int:
 
     \b
     envcheck fetch torch2.13.0-cpu-py311 --mirror site.yaml -o wheels
-    envcheck fetch https://mirror.example/model.bin --sha256 0f3e... --limit 50M
+    envcheck fetch https://mirror.example/model.bin --sha256 0f3e...
     envcheck fetch --model org/name@COMMIT --mirror site.yaml -o hub
     """
     done: list[FetchedFile] = []
@@ -262,12 +259,12 @@ def _call(revision: Revision) -> str:
 def _shown(
     settings: Settings, client: Client, options: FetchOptions, sizes: Sequence[int | None], stop: threading.Event
 ) -> Iterator[tuple[TransferOptions, Callable[[str], None]]]:
-    limiter, slots = BandwidthLimiter(options.limit), threading.Semaphore(options.connections)
+    slots = threading.Semaphore(options.connections)
     with progress_bar(settings, counted(len(sizes), "file")) as (say, progress):
         if len(sizes) > 1:
             known = sum(size for size in sizes if size is not None)
             say(f"{counted(len(sizes), 'file')}, {format_bytes(known)} or more, less what is present")
         yield (
-            TransferOptions(client, options.connections, limiter, progress, lambda text: say(f"  {text}"), slots, stop),
+            TransferOptions(client, options.connections, progress, lambda text: say(f"  {text}"), slots, stop),
             say,
         )

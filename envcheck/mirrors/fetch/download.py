@@ -53,6 +53,7 @@ _CROWDED: Final = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 # A power cut may lose the pieces of this many seconds.
 _SAVE_SECONDS: Final = 2.0
 _TICK: Final = 0.5
+_CHUNK: Final = 1 << 17
 _CUT: Final = "the response ended too early"
 
 
@@ -326,7 +327,7 @@ class FileDownload:
             with self._changed:
                 part.source.answered = True
                 self._changed.notify_all()
-            for chunk in self._chunks(answer):
+            for chunk in answer.chunks(_CHUNK):
                 fresh = chunk[: part.stop - part.at]
                 while fresh:
                     piece = part.at // self._piece
@@ -338,11 +339,6 @@ class FileDownload:
                 if part.at == part.stop or self._is_over():
                     return
         raise BrokenError(_CUT)
-
-    def _chunks(self, answer: HttpResponse) -> Iterator[bytes]:
-        for chunk in answer.chunks(self._options.limiter.chunk):
-            self._options.limiter.take(len(chunk), self._options.stop)
-            yield chunk
 
     def _arrived(self, source: _Source, piece: int, size: int) -> None:
         with self._changed:
@@ -363,7 +359,7 @@ class FileDownload:
             self.size = _known_size(self._target.expected if length is None else length, answer)
             disk.reserve(self._file, self.size, self._part)
             hasher, at = self._target.hasher(self.size), 0
-            for chunk in self._chunks(answer):
+            for chunk in answer.chunks(_CHUNK):
                 fresh = chunk[: self.size - at]
                 disk.write(self._file, fresh, at)
                 hasher.update(fresh)

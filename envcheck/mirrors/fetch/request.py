@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
@@ -16,9 +15,6 @@ from envcheck.mirrors.net.network_errors import OTHER_MIRROR, NetworkError, Slow
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import tell_pause
 
-_MOST_CHUNK: Final = 1 << 17
-_LEAST_CHUNK: Final = 1 << 12
-
 
 class StoppedError(Exception):
     """The fetch was stopped; complete pieces are kept for the next run."""
@@ -28,10 +24,9 @@ class StoppedError(Exception):
 class WantedFile:
     """One file to fetch: its URLs in order of preference, its hash and its path. `size` is None if it is unknown.
 
-    `git_sha1` is the hash of the file as a git blob, for a file whose sha256 is not known ("").
-    `hint` is the size that an index page claims. It only sets the order of downloads, because pages are not trusted.
-    `local` are files on this machine that may have the hash: they are checked before any request. `other_fix` is what
-    to do about sources without it, if they do not say.
+    `git_sha1` is the hash of the file as a git blob, for a file whose sha256 is not known (""). `hint` is the size that
+    an index page claims, which is not trusted. `local` are files on this machine that may have the hash: they are
+    checked before any request. `other_fix` is what to do about sources without it, if they do not say.
     """
 
     urls: tuple[str, ...]
@@ -75,44 +70,16 @@ class FetchedFile:
     sources: Mapping[str, int]
 
 
-class BandwidthLimiter:
-    """Limit the transfer to `rate` bytes a second, with bursts of one second; None means no limit."""
-
-    def __init__(self, rate: float | None) -> None:
-        self._rate = rate
-        self._lock = threading.Lock()
-        self._free_at = time.monotonic()
-        self.taken = 0  # the bytes that all files have received together
-
-    @property
-    def chunk(self) -> int:
-        """Return the bytes to read at once: at most a tenth of a second's worth."""
-        return _MOST_CHUNK if self._rate is None else min(_MOST_CHUNK, max(_LEAST_CHUNK, int(self._rate / 10)))
-
-    def take(self, size: int, stop: threading.Event) -> None:
-        """Wait until `size` more bytes are within the rate, or until `stop` is set."""
-        with self._lock:
-            self.taken += size
-            if self._rate is None:
-                return
-            now = time.monotonic()
-            self._free_at = max(self._free_at, now - 1.0) + size / self._rate
-            wait = self._free_at - now
-        if wait > 0:
-            stop.wait(wait)
-
-
 @dataclasses.dataclass(frozen=True)
 class TransferOptions:
     """How to fetch files.
 
     `progress` gets (bytes present, bytes in total) twice a second; `note` gets text for the user. All files share
-    `limiter`, and `slots`: the requests that may be open at once. Setting `stop` ends every transfer.
+    `slots`: the requests that may be open at once. Setting `stop` ends every transfer.
     """
 
     client: Client
     connections: int = 16
-    limiter: BandwidthLimiter = dataclasses.field(default_factory=lambda: BandwidthLimiter(None))
     progress: Callable[[int, int], None] = lambda _there, _all: None
     note: Callable[[str], None] = lambda _text: None
     slots: threading.Semaphore = dataclasses.field(default_factory=lambda: threading.Semaphore(16))

@@ -90,9 +90,6 @@ def test_whoever_stops_it_reads_how_it_goes_on_and_it_does(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--limit", "fast"], "'fast' is not a size: write 50G"),
-        (["--limit", "0"], "'0' is not a size"),
-        (["--limit", "-5M"], "'-5M' is not a size"),
         (["--connections", "0"], "0 is not in the range 1<=x<=64"),
         (["--connections", "many"], "'many' is not a valid integer"),
         (["--connections", "65"], "65 is not in the range 1<=x<=64"),
