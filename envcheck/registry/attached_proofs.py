@@ -38,13 +38,8 @@ class AttachedProofs(LightRecord, frozen=True):
     notes: list[str]
 
 
-class _RootFs(msgspec.Struct):
-    diff_ids: list[str] = []
-
-
 class _Config(msgspec.Struct):
     architecture: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    rootfs: _RootFs = msgspec.field(default_factory=_RootFs)
 
 
 know_types(_Config)
@@ -90,7 +85,6 @@ def _remote(
             manifest=manifest.digest,
             config=config.digest,
             arch=read.architecture,
-            diff_ids=tuple(read.rootfs.diff_ids),
         )
     return structs.replace(known[manifest.digest], index_digest=index)
 

@@ -1,23 +1,40 @@
-"""Envelopes around statements: DSSE signatures in a Sigstore bundle (v0.3).
+"""Envelopes around statements: DSSE signatures in a Sigstore bundle (v0.3), by a key or by the identity of a CI job.
 
 A bundle has one signature and names its key by a hint, the key's id; `cosign verify-attestation --key` reads it. One
-that an identity signed has a certificate instead.
+that an identity signed has a certificate instead, and an entry in a public log; sigstore, the extra `keyless`, reads
+it. No service is asked to verify: the policy names a file with the keys of the certificate authority and logs.
 """
 
 from __future__ import annotations
 
 import base64
+import dataclasses
+import functools
+import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
-from envcheck.registry.keyless import Identities
-from envcheck.registry.statement import MalformedError, ProofRefusal, Rejection, canonical_base64, decode_json
-from envcheck.signing import PrivateKey, PublicKey
+from envcheck import safe_files
+from envcheck.counting import printable
+from envcheck.errors import ConfigError, UnavailableError
+from envcheck.registry.statement import (
+    MalformedError,
+    ProofRefusal,
+    Rejection,
+    canonical_base64,
+    decode_json,
+)
+from envcheck.signing import PrivateKey, PublicKey, certified_identity
 from envcheck.struct_types import LightRecord, know_types
 
 BUNDLE_TYPE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"
+INSTALL: Final = "install it: pip install 'torch-envcheck[keyless]'"
+_MOST: Final = 1 << 20
+_MOST_SHOWN: Final = 200
+_PERMISSION: Final = "run it in a job of a CI with an OIDC token (GitHub: permissions: id-token: write), or pass --key"
 
 
 def bundle_annotations(predicate_type: str) -> dict[str, str]:
@@ -100,12 +117,7 @@ def open_envelope(
         return Rejection(ProofRefusal.UNKNOWN_FORMAT, str(error))
     if identities is None:
         return Rejection(ProofRefusal.WRONG_KEY, "signed by an identity, and none is allowed here")
-    signed = identities.open(content)
-    if isinstance(signed, Rejection):
-        return signed
-    if signed.payload_type != payload_type:
-        return Rejection(ProofRefusal.UNKNOWN_FORMAT, "sigstore reads another type of payload")
-    return EnvelopeContents(signed.payload, str(signed.signer))
+    return identities.open(content, payload_type)
 
 
 def _verified(bundle: _Bundle, keys: Sequence[PublicKey]) -> EnvelopeContents | Rejection:
@@ -128,3 +140,150 @@ def _verified(bundle: _Bundle, keys: Sequence[PublicKey]) -> EnvelopeContents | 
 def _expect(holds: bool, otherwise: str) -> None:  # noqa: FBT001 (a condition)
     if not holds:
         raise MalformedError(otherwise)
+
+
+class Identity(LightRecord, frozen=True):
+    """A certificate's subject, such as the URL of a workflow, and the OIDC issuer that stated it."""
+
+    identity: str
+    issuer: str
+
+    def __str__(self) -> str:
+        """Return both, as messages show them."""
+        return printable(f"{self.identity} ({self.issuer})")[:_MOST_SHOWN]
+
+
+@dataclasses.dataclass(frozen=True)
+class Identities:
+    """Whose proofs count, and Sigstore's trusted root (JSON) that their certificates and log entries must lead to."""
+
+    allowed: tuple[Identity, ...]
+    trusted_root: bytes = dataclasses.field(repr=False)
+
+    def check(self) -> None:
+        """Raise ConfigError if sigstore is not installed or does not accept the trusted root."""
+        _require_sigstore()
+        try:
+            _ = self._verifier
+        except Exception as error:
+            message = f"not a trusted root of Sigstore: {_reason(error)}"
+            raise ConfigError(message, fix="see docs/publish.md on how to make the file") from error
+
+    def open(self, bundle: bytes, payload_type: str) -> EnvelopeContents | Rejection:
+        """Return what an allowed identity signed, or why it does not count. It never raises."""
+        from sigstore import errors, models  # noqa: PLC0415 (an extra, and a second to import)
+        from sigstore.verify import policy  # noqa: PLC0415
+
+        try:
+            read = models.Bundle.from_json(bundle)
+            signer = Identity(*certified_identity(read.signing_certificate))
+            if signer not in self.allowed:
+                return Rejection(ProofRefusal.WRONG_KEY, f"signed by {signer}, an identity that is not allowed here")
+            must_be = policy.Identity(identity=signer.identity, issuer=signer.issuer)
+            signed_type, payload = self._verifier.verify_dsse(read, must_be)
+            _expect(signed_type == payload_type, f"sigstore reads a payload of {signed_type}")
+        except errors.CertValidationError as error:
+            why = f"its certificate was not valid then, or is not of the trusted root: {_reason(error)}"
+            return Rejection(ProofRefusal.WRONG_KEY, why)
+        except errors.VerificationError as error:
+            return Rejection(ProofRefusal.TAMPERED, _reason(error))
+        except Exception as error:  # noqa: BLE001 (others wrote the bundle, and no error of reading it is a pass)
+            return Rejection(ProofRefusal.UNKNOWN_FORMAT, f"sigstore cannot read it: {_reason(error)}")
+        return EnvelopeContents(payload, str(signer))
+
+    @functools.cached_property
+    def _verifier(self) -> Any:
+        from sigstore.models import TrustedRoot  # noqa: PLC0415
+        from sigstore.verify import Verifier  # noqa: PLC0415
+        from sigstore_models.trustroot.v1 import TrustedRoot as TrustedRootDocument  # noqa: PLC0415
+
+        return Verifier(trusted_root=TrustedRoot(TrustedRootDocument.from_json(self.trusted_root)))
+
+
+class KeylessSigner:
+    """Signs statements as one identity, with one key and certificate, which last for ten minutes at most."""
+
+    def __init__(self, trust_config: Path | None) -> None:
+        """Read `trust_config`, Sigstore's ClientTrustConfig in JSON; None for the public instance. Ask no service.
+
+        Raises ConfigError where the file is wrong, or the extra is not installed.
+        """
+        _require_sigstore()
+        self._config = None if trust_config is None else _trust_config(trust_config)
+        self.identity: Identity | None = None
+
+    def authenticate(self) -> None:
+        """Get the token and the certificate, which is valid for ten minutes at most.
+
+        Raises ConfigError where no CI gives a token, UnavailableError where a service does not answer.
+        """
+        from sigstore.models import ClientTrustConfig  # noqa: PLC0415
+        from sigstore.sign import SigningContext  # noqa: PLC0415
+
+        token = _token()
+        try:
+            config = self._config or ClientTrustConfig.production()
+            with SigningContext.from_trust_config(config).signer(token) as signer:
+                self._signer: Any = signer
+            self._root = config.trusted_root
+        except Exception as error:
+            raise _not_signed(error) from error
+
+    def sign(self, payload: bytes) -> bytes:
+        """Return the in-toto statement in a bundle that a reader will accept, once the log has it.
+
+        Call `authenticate` before. Raises UnavailableError.
+        """
+        from sigstore.dsse import Statement  # noqa: PLC0415
+        from sigstore.verify import Verifier, policy  # noqa: PLC0415
+
+        try:
+            bundle = self._signer.sign_dsse(Statement(payload))
+            Verifier(trusted_root=self._root).verify_dsse(bundle, policy.UnsafeNoOp())
+            self.identity = Identity(*certified_identity(bundle.signing_certificate))
+            written: str = bundle.to_json()
+        except Exception as error:
+            raise _not_signed(error) from error
+        return written.encode()
+
+
+def _token() -> Any:
+    """Return the token of the CI that runs this."""
+    from sigstore.oidc import IdentityError, IdentityToken, detect_credential  # noqa: PLC0415
+
+    try:
+        raw = detect_credential()
+        if raw is not None:
+            return IdentityToken(raw)
+        why = "no CI here gives an OIDC token to sign with"
+    except IdentityError as error:
+        why = f"the CI gives no OIDC token: {_reason(error)}"
+    raise ConfigError(why, fix=_PERMISSION)
+
+
+def _trust_config(path: Path) -> Any:
+    from sigstore.models import ClientTrustConfig  # noqa: PLC0415
+
+    try:
+        config = ClientTrustConfig.from_json(safe_files.read_whole(path, most=_MOST).decode())
+        config.signing_config.get_fulcio()
+    except Exception as error:
+        message = f"{path}: not a client trust configuration of Sigstore: {_reason(error)}"
+        raise ConfigError(message, fix="see docs/publish.md") from error
+    return config
+
+
+def _require_sigstore() -> None:
+    if importlib.util.find_spec("sigstore") is None:
+        message = "signatures by an identity need sigstore, which is not installed"
+        raise ConfigError(message, fix=INSTALL)
+
+
+def _not_signed(error: Exception) -> UnavailableError:
+    fix = "try again; nothing was published for this report"
+    return UnavailableError(f"Sigstore did not sign: {_reason(error)}", fix=fix)
+
+
+def _reason(error: Exception) -> str:
+    """Return an error of sigstore as one short line."""
+    return printable(" ".join(str(error).split()) or type(error).__name__)[:_MOST_SHOWN]

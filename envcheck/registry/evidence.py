@@ -1,23 +1,31 @@
-"""A report as the evidence beside its statement: without names, compressed to the same bytes each time."""
+"""A report as the evidence beside its statement, and which image of a registry it is about."""
 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from envcheck.errors import EnvcheckError
+from envcheck.registry.documents import digest_of
 from envcheck.registry.statement import MOST_REPORT, MalformedError, ReportReference
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import ImageFacts
 from envcheck.struct_types import LightRecord
 
 MEDIA_TYPE: Final = "application/vnd.envcheck.report.v1+json+gzip"
+# A host's architecture as image manifests write it.
+ARCHS: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+class UnprovableError(EnvcheckError):
+    """A report that proves nothing about the image it is to be published beside (exit 1)."""
+
+    exit_code = 1
 
 
 class PackedReport(LightRecord, frozen=True):
@@ -29,7 +37,7 @@ class PackedReport(LightRecord, frozen=True):
 
 
 def pack(report: RunReport) -> PackedReport:
-    """Return the evidence, in which names are pseudonyms.
+    """Return the evidence: without names, and compressed to the same bytes each time.
 
     Raises RedactError as redact does, and UnprovableError for a report that `unpack` would refuse.
     """
@@ -41,8 +49,7 @@ def pack(report: RunReport) -> PackedReport:
         message = f"the report has {len(plain) >> 20} MiB, more than the {MOST_REPORT >> 20} MiB of a proof"
         raise UnprovableError(message, fix="run it without --repeat, and publish that report")
     content = gzip.compress(plain, compresslevel=9, mtime=0)
-    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    return PackedReport(content, ReportReference(digest=digest, size=len(content)), published)
+    return PackedReport(content, ReportReference(digest=digest_of(content), size=len(content)), published)
 
 
 def unpack(content: bytes) -> RunReport:
@@ -50,33 +57,21 @@ def unpack(content: bytes) -> RunReport:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
             plain = stream.read(MOST_REPORT + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        message = "the report is not gzip"
-        raise MalformedError(message) from error
-    if len(plain) > MOST_REPORT:
-        message = f"the report is larger than {MOST_REPORT >> 20} MiB when unpacked"
-        raise MalformedError(message)
-    try:
-        return msgspec.json.decode(plain, type=RunReport)
+        if len(plain) <= MOST_REPORT:
+            return msgspec.json.decode(plain, type=RunReport)
+        why = f"it is larger than {MOST_REPORT >> 20} MiB when unpacked"
+    except (OSError, EOFError, zlib.error):
+        why = "it is not gzip"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = f"the report cannot be read: {' '.join(str(error).split())[:200]}"
-        raise MalformedError(message) from error
-
-
-# A host's architecture as image manifests write it.
-_PLATFORMS: Final = {"x86_64": "amd64", "aarch64": "arm64"}
-
-
-class UnprovableError(EnvcheckError):
-    """A report that proves nothing about the image it is to be published beside (exit 1)."""
-
-    exit_code = 1
+        why = " ".join(str(error).split())[:200]
+    message = f"the report cannot be read: {why}"
+    raise MalformedError(message)
 
 
 class RemoteImage(LightRecord, frozen=True):
     """One platform's manifest in a repository; `index_digest` is that of the index it was found in.
 
-    `arch` is the config's architecture in an image's words (amd64), `diff_ids` the config's, the lowest first.
+    `arch` is the config's architecture in an image's words (amd64).
     """
 
     repository: str
@@ -84,55 +79,37 @@ class RemoteImage(LightRecord, frozen=True):
     config: str
     arch: str
     index_digest: str | None = None
-    diff_ids: tuple[str, ...] = ()
 
 
 def image_arch(report: RunReport) -> str:
     """Return the architecture of the host that ran, in an image's words."""
-    return _PLATFORMS.get(report.host.arch, report.host.arch)
+    return ARCHS.get(report.host.arch, report.host.arch)
 
 
 def ran(report: RunReport, images: Sequence[RemoteImage]) -> RemoteImage:
     """Return the image that the report is about. Raises UnprovableError where it is none of them, or open which.
 
     The strongest evidence decides: the manifest's digest, the config's (which holds the layers and all settings), the
-    index's with the architecture, REPOSITORY@DIGEST, and the layers alone only where the engine stated neither manifest
-    nor config: an image with the same layers can have other settings.
+    index's with the architecture, or REPOSITORY@DIGEST.
     """
-    target = report.target
-    facts = target.image or ImageFacts(runs_as="", program="", history=0, secrets=[])
-    same_arch = [image for image in images if image.arch == image_arch(report)]
-    for fits in _evidence(facts, target.image_id):
-        fitting = {image.manifest: image for image in same_arch if fits(image)}
+    facts = report.target.image or ImageFacts(runs_as="", program="", history=0, secrets=[])
+    id_, pulled = report.target.image_id, {name.rpartition("@")[2] for name in facts.repository_digests}
+    same_arch = {image.manifest: image for image in images if image.arch == image_arch(report)}
+    for field, stated in (
+        ("manifest", {facts.manifest_digest, id_}),
+        ("config", {facts.config_digest, id_}),
+        ("index_digest", {facts.index_digest, id_} - {None}),
+        ("manifest", pulled),
+        ("index_digest", pulled),
+    ):
+        fitting = [image for image in same_arch.values() if getattr(image, field) in stated]
         if len(fitting) == 1:
-            return next(iter(fitting.values()))
+            return fitting[0]
         if fitting:
-            message = f"the report fits {len(fitting)} images: {', '.join(sorted(fitting))}"
+            message = f"the report fits {len(fitting)} images: {', '.join(sorted(one.manifest for one in fitting))}"
             raise UnprovableError(message, fix="publish by digest: REPOSITORY@sha256:...")
-    listed = ", ".join(image.manifest for image in same_arch) or "no image for this architecture"
-    message = f"the report is about another image: {_named(facts, target.image_id)}; the registry has {listed}"
+    digests = {facts.manifest_digest, facts.config_digest, facts.index_digest, id_} - {None}
+    stated_ids = ", ".join(sorted(map(str, digests))) or "no digest is stated"
+    listed = ", ".join(same_arch) or "no image for this architecture"
+    message = f"the report is about another image ({stated_ids}); the registry has {listed}"
     raise UnprovableError(message, fix="push the image that was run, or run the one in the registry")
-
-
-def _evidence(facts: ImageFacts, image_id: str | None) -> list[Callable[[RemoteImage], bool]]:
-    """Return what is compared, the strongest first."""
-    pulled = {name.rpartition("@")[2] for name in facts.repository_digests}
-    compared: list[Callable[[RemoteImage], bool]] = [
-        lambda image: image.manifest in (facts.manifest_digest, image_id),
-        lambda image: image.config in (facts.config_digest, image_id),
-        lambda image: image.index_digest is not None and image.index_digest in (facts.index_digest, image_id),
-        lambda image: image.manifest in pulled or image.index_digest in pulled,
-    ]
-    if facts.config_digest is None and facts.manifest_digest is None and facts.diff_ids:
-        compared.append(lambda image: image.diff_ids == tuple(facts.diff_ids))
-    return compared
-
-
-def _named(facts: ImageFacts, image_id: str | None) -> str:
-    digests = {
-        "manifest": facts.manifest_digest,
-        "config": facts.config_digest,
-        "index": facts.index_digest,
-        "id": image_id,
-    }
-    return ", ".join(f"{name} {digest}" for name, digest in digests.items() if digest) or "no digest is stated"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Final, Literal, NoReturn
@@ -12,7 +11,7 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.errors import ConfigError
-from envcheck.registry.keyless import Identities, Identity
+from envcheck.registry.envelope import Identities, Identity
 from envcheck.registry.statement import Level
 from envcheck.signing import PublicKey, load_public
 from envcheck.struct_types import LightRecord, know_types
@@ -23,24 +22,8 @@ else:
     import tomli as tomllib
 
 _MOST: Final = 1 << 20  # bytes of a file
-_FIX: Final = (
-    "the settings of [proof] are level, max_age, keys, identities, trusted_root, required, warnings, rejudge and mode, "
-    "that of [promote] is gpus"
-)
-_WRITE: Final = {
-    "level": 'write "static", "quick", "standard" or "full"',
-    "max_age": 'write "30d", "12h" or "90m"',
-    "keys": 'write a list: ["release.pub"]',
-    "identities": 'write a list: [{identity = "https://...", issuer = "https://..."}]',
-    "trusted_root": 'write a file: "trusted_root.json"',
-    "required": 'write a list: ["all-reduce"]; `envcheck checks` lists the names',
-    "warnings": 'write "allow" or "refuse"',
-    "rejudge": "write true or false",
-    "mode": 'write "gpu" or "cpu"',
-    "gpus": 'write a list: ["H100 x8"]',
-}
+_FIX: Final = "docs/publish.md lists the settings of [proof] and [promote], with what to write"
 _UNITS: Final = {"d": "days", "h": "hours", "m": "minutes"}
-_PLACE: Final = re.compile(r" - at `\$\.\w+\.(\w+)")
 
 
 class NamedGpus(LightRecord, frozen=True):
@@ -108,9 +91,8 @@ def read(path: Path) -> Policy:
         raise ConfigError(message, fix="give a TOML file that you may read") from error
     except (ValueError, RecursionError) as error:  # of msgspec and tomllib, which name the place; not UTF-8
         why = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:200]
-        setting = _PLACE.search(why)
         message = f"{path}: {why}"
-        raise ConfigError(message, fix=_WRITE.get(setting[1] if setting else "", _FIX)) from error
+        raise ConfigError(message, fix=_FIX) from error
     proof, promote = tables.proof, tables.promote
     keys, identities = tuple(_key(name, path) for name in proof.keys), _identities(proof, path)
     if not keys and identities is None:
@@ -149,9 +131,16 @@ def _identities(proof: _ProofTable, path: Path) -> Identities | None:
     if not proof.identities and proof.trusted_root is None:
         return None
     if not proof.identities:
-        _refuse(path, "proof.trusted_root", "no identity that it would verify", _WRITE["identities"])
+        _refuse(
+            path, "proof.trusted_root", "no identity that it would verify", "name the identities too, or leave it out"
+        )
     if proof.trusted_root is None:
-        _refuse(path, "proof.identities", "no trusted_root to verify them by", _WRITE["trusted_root"])
+        _refuse(
+            path,
+            "proof.identities",
+            "no trusted_root to verify them by",
+            "name Sigstore's trusted_root.json, relative to this file",
+        )
     root = path.parent / proof.trusted_root
     try:
         allowed = tuple(Identity(one.identity, one.issuer) for one in proof.identities)

@@ -7,41 +7,21 @@ import datetime as dt
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Final, cast
 
 from envcheck.checks import LEVELS, limits
 from envcheck.matrix.facts.model import Cell
 from envcheck.registry import evidence
+from envcheck.registry import statement as statements
 from envcheck.registry.attached_proofs import remote_images
 from envcheck.registry.attachments import REPORT_TYPE, attach
-from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations, sign
+from envcheck.registry.envelope import BUNDLE_TYPE, KeylessSigner, bundle_annotations, sign
 from envcheck.registry.evidence import PackedReport, RemoteImage, UnprovableError, image_arch, ran
-from envcheck.registry.keyless import KeylessSigner
 from envcheck.registry.repository import Repository
-from envcheck.registry.statement import (
-    PAYLOAD_TYPE,
-    PREDICATE_TYPE,
-    ConfigurationItem,
-    Covers,
-    Level,
-    MalformedError,
-    ProofFacts,
-    ProvenImage,
-    Result,
-    Sha256,
-    SkippedCheck,
-    Statement,
-    Subject,
-    TestResult,
-    decode,
-    encode,
-    written,
-)
+from envcheck.registry.statement import Covers, Level, MalformedError, Sha256, Statement, written
 from envcheck.reports.model import RunReport
 from envcheck.runner.outcomes import rounds
 from envcheck.runner.planning import discover
-from envcheck.runner.schema import OutcomeRow
 from envcheck.signing import PrivateKey
 from envcheck.struct_types import LightRecord
 
@@ -76,35 +56,37 @@ def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | 
     refuse_unpublishable(report)
     ran(report, [image])
     missing = _missing(report, catalogue() if levels is None else levels)
-    result, covers, level, cell = _result(report), _covers(report), _level(report, missing), _cell(report)
-    if result != "FAILED":
+    covers, level, cell = _covers(report), _level(report, missing), _cell(report)
+    failed = report.verdict.status != "pass" or bool(_ids(report, "fail", "error"))
+    if not failed:
         _refuse_unproven(report, covers, missing, cell)
-    facts = ProofFacts(
+    skipped = sorted((o.id, o.summary) for o in report.outcomes if o.status == "skip")
+    facts = statements.ProofFacts(
         tool=report.tool,
         cell=cell,
         target=report.promises.get("target", ""),
-        level=level if result != "FAILED" and level else cast("Level", report.plan.level),
+        level=level if level and not failed else cast("Level", report.plan.level),
         mode=report.mode,
         exit_code=report.verdict.exit_code,
         started=_time(report.started),
         ended=_time(report.ended),
-        skipped=[SkippedCheck(id=o.id, reason=o.summary) for o in sorted(_with(report, "skip"), key=attrgetter("id"))],
-        image=ProvenImage(manifest=image.manifest, config=image.config),
+        skipped=[statements.SkippedCheck(id=check, reason=reason) for check, reason in skipped],
+        image=statements.ProvenImage(manifest=image.manifest, config=image.config),
         covers=covers,
         report=packed.reference,
     )
-    predicate = TestResult(
-        result=result,
+    predicate = statements.TestResult(
+        result="FAILED" if failed else "WARNED" if _ids(report, "warn") else "PASSED",
         configuration=_configuration(report),
-        passed_tests=sorted(o.id for o in _with(report, "pass")),
-        warned_tests=sorted(o.id for o in _with(report, "warn")),
-        failed_tests=sorted(o.id for o in _with(report, "fail", "error")),
+        passed_tests=_ids(report, "pass"),
+        warned_tests=_ids(report, "warn"),
+        failed_tests=_ids(report, "fail", "error"),
         envcheck=facts,
     )
     digest = Sha256(sha256=image.manifest.removeprefix("sha256:"))
-    statement = Statement(subject=[Subject(name=image.repository, digest=digest)], predicate=predicate)
+    statement = Statement(subject=[statements.Subject(name=image.repository, digest=digest)], predicate=predicate)
     try:  # a failed run in a form that no reader takes would take nothing back
-        return decode(encode(statement))
+        return statements.decode(statements.encode(statement))
     except MalformedError as error:
         message = f"the report cannot be stated: {error}"
         raise UnprovableError(message, fix=_AGAIN) from error
@@ -141,12 +123,6 @@ def _refuse_unproven(report: RunReport, covers: Covers, missing: Mapping[str, st
         message = f"the report names {covers.gpus} GPUs, and a check of all GPUs measured on {measured} of them"
     if message:
         raise UnprovableError(message, fix="run `envcheck run --image REF --level standard` without --only and --skip")
-
-
-def _result(report: RunReport) -> Result:
-    if report.verdict.status != "pass" or _with(report, "fail", "error"):
-        return "FAILED"
-    return "WARNED" if _with(report, "warn") else "PASSED"
 
 
 def _missing(report: RunReport, levels: Mapping[str, str]) -> dict[str, str]:
@@ -215,7 +191,7 @@ def _covers(report: RunReport) -> Covers:
 def _fewest_gpus(report: RunReport) -> int:
     """Return on how many GPUs each check was measured that passed and that has a rank on every one; 0 without any."""
     on_all = {check.id for check in report.plan.checks if check.ranks == 0}
-    passed = [o for o in _with(report, "pass", "warn") if o.id in on_all]
+    passed = [o for o in report.outcomes if o.status in ("pass", "warn") and o.id in on_all]
     counts = (sum(isinstance(rank, dict) and bool(rank.get("is_cuda")) for rank in o.ranks) for o in passed)
     return min(filter(None, counts), default=0)
 
@@ -230,15 +206,15 @@ def _transport(report: RunReport, gpus: int) -> str:
     return "nvlink" if links and all(links) else "pcie"
 
 
-def _configuration(report: RunReport) -> list[ConfigurationItem]:
+def _configuration(report: RunReport) -> list[statements.ConfigurationItem]:
     items = [("limits", hashlib.sha256(limits.FILE.read_bytes()).hexdigest())]
     if _HEX.fullmatch(lock := report.promises.get("lock", "")):
         items.append(("lock", lock))
-    return [ConfigurationItem(name=name, digest=Sha256(sha256=digest)) for name, digest in items]
+    return [statements.ConfigurationItem(name=name, digest=Sha256(sha256=digest)) for name, digest in items]
 
 
-def _with(report: RunReport, *statuses: str) -> list[OutcomeRow]:
-    return [outcome for outcome in report.outcomes if outcome.status in statuses]
+def _ids(report: RunReport, *statuses: str) -> list[str]:
+    return sorted(outcome.id for outcome in report.outcomes if outcome.status in statuses)
 
 
 def _time(text: str) -> str:
@@ -287,11 +263,11 @@ def prepare(repository: Repository, tag_or_digest: str, reports: Sequence[RunRep
 
 def publish(repository: Repository, one: PreparedProof, by: PrivateKey | KeylessSigner) -> Publication:
     """Attach the report and then the statement; whoever is interrupted in between has published no proof."""
-    payload = encode(one.statement)
-    envelope = sign(payload, PAYLOAD_TYPE, by) if isinstance(by, PrivateKey) else by.sign(payload)
+    payload = statements.encode(one.statement)
+    envelope = sign(payload, statements.PAYLOAD_TYPE, by) if isinstance(by, PrivateKey) else by.sign(payload)
     subject = repository.manifest(one.image.manifest).descriptor
     report = attach(repository, subject, REPORT_TYPE, [(evidence.MEDIA_TYPE, one.packed.content)], {})
-    kept = bundle_annotations(PREDICATE_TYPE)
+    kept = bundle_annotations(statements.PREDICATE_TYPE)
     proof = attach(repository, subject, BUNDLE_TYPE, [(BUNDLE_TYPE, envelope)], kept, inline=True)
     return Publication(
         image=str(repository.reference.pinned(one.image.manifest)),

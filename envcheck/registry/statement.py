@@ -1,8 +1,4 @@
-"""Why a proof does not hold: stable words, in the order in which they are looked for.
-
-What comes first decides: what is not there or not readable, then who signed it, then what it says of which image, then
-whether it is of this node, then what the policy asks for, then what has happened since.
-"""
+"""What a run proved of an image, as an in-toto statement, and the stable words of why a proof does not hold."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import binascii
 import datetime as dt
 import enum
 import re
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
@@ -19,7 +15,7 @@ from envcheck.struct_types import LightRecord, know_types
 
 
 class ProofRefusal(enum.Enum):
-    """The words of `--json`; the texts beside them may change."""
+    """The words of `--json`, in the order in which they are looked for; the texts beside them may change."""
 
     NO_PROOF = "no-proof"
     DANGLING = "dangling"
@@ -94,17 +90,15 @@ _TIME_FORM: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 Hex = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
 Dotted = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,6}(\.[0-9]{1,6}){1,3}\Z")]
-Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 # Bytes of the evidence, packed or unpacked; a repeated run of a whole day on eight GPUs has some 10 MB.
 MOST_REPORT: Final = 64 << 20
-ReportSize = Annotated[int, msgspec.Meta(ge=0, le=MOST_REPORT)]
 Level = Literal["static", "quick", "standard", "full"]
 RanOn = Literal["gpu", "cpu", "unknown"]
 Result = Literal["PASSED", "WARNED", "FAILED"]
 
 
 class Sha256(msgspec.Struct, frozen=True, kw_only=True):
-    """A digest as in-toto writes it: by its algorithm, without a prefix."""
+    """A digest as in-toto writes it."""
 
     sha256: Hex
 
@@ -142,7 +136,7 @@ class Covers(msgspec.Struct, frozen=True, kw_only=True):
 
     gpu: str | None
     cc: Dotted | None
-    gpus: Count
+    gpus: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
     transport: str
     driver: Dotted | None
     arch: str
@@ -153,7 +147,7 @@ class ReportReference(msgspec.Struct, frozen=True, kw_only=True):
     """The whole report, compressed: the blob beside the statement that it is judged again from."""
 
     digest: Digest
-    size: ReportSize
+    size: Annotated[int, msgspec.Meta(ge=0, le=MOST_REPORT)]
 
 
 class ProofFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,18 +208,7 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
         return self.predicate.result != "FAILED"
 
 
-class _AnySubject(msgspec.Struct):
-    digest: dict[str, Any] = {}
-
-
-class _AnyStatement(msgspec.Struct):
-    """What every version of a statement has."""
-
-    subject: list[_AnySubject]
-    predicate: dict[str, Any]
-
-
-know_types(Statement, _AnyStatement)
+know_types(Statement)
 
 
 def encode(statement: Statement) -> bytes:
@@ -254,25 +237,6 @@ def decode(payload: bytes) -> Statement:
         message = f"it says {predicate.result}, and its checks do not"
         raise MalformedError(message)
     return statement
-
-
-def unread_end(payload: bytes, image: str) -> dt.datetime | None:
-    """Return when a run ended whose statement `decode` refuses, if it is envcheck's and about this image; else None.
-
-    A later envcheck may have stated so that the run failed. Where it does not say when, it is newer than all others.
-    """
-    try:
-        document = decode_json(payload, _AnyStatement)
-    except MalformedError:
-        return None
-    facts = document.predicate.get("envcheck")
-    named = {f"sha256:{subject.digest.get('sha256')}" for subject in document.subject}
-    if not isinstance(facts, dict) or image not in named:
-        return None
-    try:
-        return instant(str(facts.get("ended")))
-    except MalformedError:
-        return dt.datetime.max.replace(tzinfo=dt.timezone.utc)
 
 
 def instant(text: str) -> dt.datetime:

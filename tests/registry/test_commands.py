@@ -160,7 +160,7 @@ def test_an_alias_does_not_go_back(site: Site, monkeypatch: pytest.MonkeyPatch) 
     assert site.promote(first, "--to", "stable")[0] == 0
     site.later(monkeypatch, 2)
     status, output = site.promote(second, "--to", "stable", "--dry-run")
-    assert (status, output.splitlines()[-1]) == (0, f"  it names {first.digest} now")
+    assert (status, f"which names {first.digest} now" in output) == (0, True)
     status, output = site.promote(second, "--to", "stable")
     assert (status, output.splitlines()[-1]) == (0, f"note: {site.name}:stable named {first.digest} before")
     assert site.chosen(f"{site.name}:stable") == second.digest

@@ -15,7 +15,7 @@ from envcheck.cli.registry.pull import local_tag
 from envcheck.errors import UnavailableError
 from envcheck.registry import repository as repositories
 from envcheck.registry.attachments import attach
-from envcheck.registry.choosing import ChosenImage, ImageCandidate
+from envcheck.registry.choosing import ChosenImage
 from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST
 from envcheck.registry.documents import encode as encode_document
 from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations
@@ -204,7 +204,7 @@ def test_an_index_whose_platform_is_not_that_of_its_image_has_no_image_for_this_
 
 
 def test_what_no_tag_can_be_is_no_local_tag() -> None:
-    image, digest = ImageCandidate(proofs.MANIFEST, ()), proofs.MANIFEST.replace(":", "-")
+    digest = proofs.MANIFEST.replace(":", "-")
     for cell, target, tag in (
         ("torch2.13.0-cpu-py311", "runtime", "2.13.0-cpu-py311-runtime"),
         (None, "", "image-runtime"),
@@ -212,4 +212,4 @@ def test_what_no_tag_can_be_is_no_local_tag() -> None:
         ("torch2.13.0-cpu-py311", "a b", digest),
     ):
         statement = proofs.stated("cpu", cell=cell, target=target)
-        assert local_tag(ChosenImage(image, JudgedProof("", statement, None, None), statement)) == tag
+        assert local_tag(ChosenImage(proofs.MANIFEST, JudgedProof("", statement, None, None), statement)) == tag

@@ -15,11 +15,17 @@ from typing import Any, Final
 
 import pytest
 
-from envcheck.registry import keyless
 from envcheck.registry import statement as statements
 from envcheck.registry.attachments import attach
 from envcheck.registry.documents import StoredManifest
-from envcheck.registry.envelope import BUNDLE_TYPE, EnvelopeContents, bundle_annotations, open_envelope
+from envcheck.registry.envelope import (
+    BUNDLE_TYPE,
+    EnvelopeContents,
+    Identities,
+    Identity,
+    bundle_annotations,
+    open_envelope,
+)
 from envcheck.registry.statement import Rejection
 from tests import proofs
 from tests.http_server import Server, Servers
@@ -218,7 +224,7 @@ FORGERIES: Final[dict[str, tuple[Forgery, str]]] = {
 def test_a_bundle_holds_only_if_certificate_log_and_payload_agree(
     instance: SigstoreInstance, forgery: Forgery, word: str
 ) -> None:
-    allowed = keyless.Identities((keyless.Identity(IDENTITY, ISSUER),), instance.trusted_root())
+    allowed = Identities((Identity(IDENTITY, ISSUER),), instance.trusted_root())
     payload = statements.encode(proofs.stated("cpu"))
     content = json.dumps(forgery(instance, payload)).encode()
     opened = open_envelope(content, statements.PAYLOAD_TYPE, [], allowed)

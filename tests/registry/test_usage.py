@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 from msgspec import structs
 
-from envcheck.registry import keyless
+from envcheck.registry import envelope
 from envcheck.reports import model
 from tests import proofs
 from tests.http_server import Servers
@@ -103,10 +103,10 @@ def test_a_node_or_policy_that_is_wrong_is_said_first(
         ("publish REPO:tag --report DIR/report.json --key DIR/release --policy /nowhere/file", "/nowhere/file"),
         ("publish REPO:tag --report DIR/report.json --keyless --policy POLICY --dry-run", "leave out one of them"),
         ("promote REPO:tag --to stable --policy DIR/keyless.toml --key DIR/release", "is not a digest"),
-        ("promote REPO@DIGEST --to OWN.att --policy POLICY --key DIR/release", "reserved for what is attached"),
+        ("promote REPO@DIGEST --to OWN.att --policy POLICY --key DIR/release", "or reserved for what is attached"),
         ("promote REPO@DIGEST --to stable --policy DIR/gpus.toml --key DIR/release", "gpus 'H1000': no such GPU"),
         ("promote REPO@DIGEST --to stable --policy DIR/cpu.toml --key DIR/release", "a run on a CPU proves nothing"),
-        ("promote REPO@DIGEST --to st/able --policy DIR/junk --key DIR/release", "st/able: not a tag"),
+        ("promote REPO@DIGEST --to st/able --policy DIR/junk --key DIR/release", "--to st/able: not a tag"),
         ("promote REPO@DIGEST --to stable --policy DIR/junk --key DIR/release", "DIR/junk"),
         ("promote REPO@DIGEST --to stable --policy POLICY --key DIR/other", "does not name this key"),
         ("promote REPO@DIGEST --to stable --policy POLICY --key DIR/release --mirror nosuch", "no mirror profile"),
@@ -129,7 +129,7 @@ def test_a_trust_configuration_that_is_none_is_said_first(
     options = ("--report", "DIR/report.json", "--keyless", "--trust-config", "DIR/junk", *dry)
     status, message = refused(local, fake, "publish", "REPO:tag", *options)
     installed = importlib.util.find_spec("sigstore") is not None
-    why = "not a client trust configuration" if installed else keyless.INSTALL
+    why = "not a client trust configuration" if installed else envelope.INSTALL
     assert (status, why in message) == (2, True), message
 
 

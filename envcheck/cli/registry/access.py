@@ -1,4 +1,4 @@
-"""What the commands of this room share: the repository, the policy, the key, and the node in question."""
+"""What the commands of this room share: the repository, the policy, the key, the node in question, and their output."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import re
 import stat
 import sys
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import click
+import msgspec
 
 from envcheck import signing
 from envcheck.cli.options import Option
@@ -22,47 +23,38 @@ from envcheck.matrix.facts.model import Matrix
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import load
 from envcheck.node.collect import collect
+from envcheck.registry.evidence import ARCHS
 from envcheck.registry.judge import JudgedProof, NodeFacts, ProofTerms, node_of
 from envcheck.registry.policy import DEFAULT, Policy, read
 from envcheck.registry.references import ImageReference
 from envcheck.registry.repository import Repository, open_repository
 from envcheck.signing import PrivateKey
 
-# This machine's architecture as image manifests write it.
-_ARCHS: Final = {"x86_64": "amd64", "aarch64": "arm64"}
-_SHOWN: Final = 19
 # A branch alone is older than each of its drivers, and covers nothing.
 _DRIVER: Final = re.compile(r"\d{3,4}(\.\d+){1,3}", re.ASCII)
-
-
 Gpus = Annotated[int | None, Option("How many GPUs that node has; 1 if not given.", type=click.IntRange(1, 1024))]
 Driver = Annotated[
     str | None, Option("Full driver version of that node: 570.124.06; not compared if not given.", metavar="VERSION")
 ]
+Mirror = Annotated[str, Option("Mirror profile to reach the registry with.", metavar="PROFILE")]
+PolicyFile = Annotated[Path | None, Option("The policy file; its keys are the ones that count.")]
+# What people read where nothing holds because no policy names a key, and where a driver is not known.
+NO_POLICY: Final = "no --policy was given, so no key is known; pass a file that names the public keys that count"
+NO_DRIVER: Final = "note: without --driver, the driver of that node is not compared"
 
 
-class DescribedNode(NamedTuple):
-    """The node that --gpu, --gpus and --driver describe, or this one, or none."""
-
-    gpu: str | None
-    gpus: int | None
-    driver: str | None
-    here: bool
-
-    def facts(self, matrix: Matrix) -> NodeFacts | None:
-        """Return the node that the command is about, or None. Raises ConfigError for a wrong description."""
-        if self.driver is not None and not _DRIVER.fullmatch(self.driver):
-            message = f"--driver {self.driver} is not a whole driver version"
-            raise ConfigError(message, fix="write it as nvidia-smi prints it: 570.124.06")
-        if self.gpu is not None:
-            refuse_unknown_gpu(self.gpu, "--gpu", matrix)
-            return NodeFacts((self.gpu,), self.gpus or 1, self.driver, platform.machine())
-        if self.gpus is not None or self.driver is not None:
-            message = f"{'--gpus' if self.gpus is not None else '--driver'} describes a node whose GPU is not named"
-            raise ConfigError(message, fix="add --gpu NAME")
-        if not self.here:
-            return None
-        return node_of(collect())
+def described_node(gpu: str | None, gpus: int | None, driver: str | None, matrix: Matrix) -> NodeFacts:
+    """Return the node that --gpu, --gpus and --driver describe, or this one. Raises ConfigError."""
+    if driver is not None and not _DRIVER.fullmatch(driver):
+        message = f"--driver {driver} is not a whole driver version"
+        raise ConfigError(message, fix="write it as nvidia-smi prints it: 570.124.06")
+    if gpu is not None:
+        refuse_unknown_gpu(gpu, "--gpu", matrix)
+        return NodeFacts((gpu,), gpus or 1, driver, platform.machine())
+    if gpus is not None or driver is not None:
+        message = f"{'--gpus' if gpus is not None else '--driver'} describes a node whose GPU is not named"
+        raise ConfigError(message, fix="add --gpu NAME")
+    return node_of(collect())
 
 
 def refuse_unknown_gpu(name: str, where: str, matrix: Matrix) -> None:
@@ -77,15 +69,12 @@ def refuse_unknown_gpu(name: str, where: str, matrix: Matrix) -> None:
 
 def architecture() -> str:
     """Return this machine's architecture in an image's words."""
-    return _ARCHS.get(platform.machine(), platform.machine())
+    return ARCHS.get(platform.machine(), platform.machine())
 
 
 def repository(reference: ImageReference, mirror: str) -> Repository:
     """Return the repository of a reference, reached as a mirror profile says."""
-    profile = model.plain_profile(mirror)
-    if profile is None:
-        profile = load(mirror)
-    return open_repository(reference, profile)
+    return open_repository(reference, model.plain_profile(mirror) or load(mirror))
 
 
 def policy(path: Path | None) -> Policy:
@@ -118,19 +107,14 @@ def say(line: str) -> None:
     click.echo(printable(" ".join(line.splitlines())))
 
 
+def say_json(document: Any) -> None:
+    """Print a document."""
+    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+
+
 def short(name: str) -> str:
     """Return the start of a digest, as a line shows it; another name is whole."""
-    return name[:_SHOWN] if name.startswith("sha256:") else name
-
-
-# What people read where nothing holds because no policy names a key, and where a driver is not known.
-NO_POLICY: Final = "no --policy was given, so no key is known; pass a file that names the public keys that count"
-NO_DRIVER: Final = "note: without --driver, the driver of that node is not compared"
-
-
-def standing(proof: JudgedProof) -> str:
-    """Return what became of a proof, in a word."""
-    return "holds" if proof.refused is None else "refused"
+    return name[:19] if name.startswith("sha256:") else name
 
 
 def ran_on(proof: JudgedProof) -> str:

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import click
-import msgspec
-
 from envcheck.cli import Settings
 from envcheck.cli.options import Argument, Option, command_with
 from envcheck.cli.registry import access
@@ -27,7 +24,7 @@ class PromoteOptions:
     tags: Annotated[tuple[str, ...], Option("--to", "The alias to move. Repeatable.", metavar="TAG")]
     policy: Annotated[Path, Option("The policy that the proofs must meet.")]
     key: Annotated[Path, Option("The private key that signs the promotion.")]
-    mirror: Annotated[str, Option("Mirror profile to reach the registry with.", metavar="PROFILE")] = "user"
+    mirror: access.Mirror = "user"
     plan_only: Annotated[bool, Option("--dry-run", "Say whether the policy is met, and write nothing.")] = False
     as_json: Annotated[bool, Option("--json", "Print envcheck/promote/1.")] = False
 
@@ -47,7 +44,7 @@ def command(options: PromoteOptions, settings: Settings) -> None:
     refuses.
     """
     source = parse_reference(options.reference)
-    _check(options, source)
+    _check(options.tags, source)
     policy = access.policy(options.policy)
     key = access.private_key(options.key)
     if key.public.id not in {allowed.id for allowed in policy.keys}:
@@ -58,50 +55,42 @@ def command(options: PromoteOptions, settings: Settings) -> None:
         access.refuse_unknown_gpu(named.gpu, f"{options.policy}: promote.gpus", terms.matrix)
     repository = access.repository(source, options.mirror)
     gates = promotions.gate(repository, source.wanted, terms)
-    done = None
-    met = all(gate.refused is None for gate in gates)
+    met, done = all(gate.refused is None for gate in gates), None
     if met and not options.plan_only:
         done = promotions.promote(repository, options.tags, gates, key, terms)
     if options.as_json:
-        click.echo(_document(source, gates, done))
+        access.say_json(_document(source, gates, done))
     else:
         _show(gates, done)
         for tag in options.tags if met and done is None else ():
-            access.say(f"would promote {source.name}:{tag} to {source}")
-            before = promotions.named_now(repository, tag)
-            if before is not None:
-                access.say(f"  it names {before} now")
+            before = promotions.named_now(repository, tag) or "nothing"
+            access.say(f"would promote {source.name}:{tag}, which names {before} now, to {source}")
     sys.exit(0 if met else 1)
 
 
-def _check(options: PromoteOptions, source: ImageReference) -> None:
+def _check(tags: tuple[str, ...], source: ImageReference) -> None:
     if source.digest is None:
-        message = f"{options.reference} is not a digest, and a tag may move meanwhile"
+        message = f"{source} is not a digest, and a tag may move meanwhile"
         raise ConfigError(message, fix="pass REPOSITORY@sha256:..., as `envcheck publish` prints it")
-    for tag in options.tags:
-        if is_own_or_fallback(tag):
-            message = f"--to {tag}: the name is reserved for what is attached to an image"
-            raise ConfigError(message, fix="choose another one, as stable or 2.8")
-        if not is_tag(tag):
-            message = f"--to {tag}: not a tag for an image"
+    for tag in tags:
+        if is_own_or_fallback(tag) or not is_tag(tag):
+            message = f"--to {tag}: not a tag for an image, or reserved for what is attached to one"
             raise ConfigError(message, fix="use letters, digits, _, . and -, as in stable or 2.8")
 
 
 def _show(gates: list[GateResult], done: PromotionResult | None) -> None:
     for gate in gates:
-        if gate.refused is None and gate.proof is not None:
+        if gate.proof is not None:
             access.say(f"met      {gate.name}: {access.ran_on(gate.proof)}")
         elif gate.refused is not None:
             access.say(f"not met  {gate.name}: {gate.refused.reason.value}: {gate.refused.detail}")
-    if done is None:
-        return
-    for alias in done.aliases:
-        access.say(f"promoted {alias} to {done.reference}")
-    for note in done.notes:
+    for alias in done.aliases if done else ():
+        access.say(f"promoted {alias} to {done.reference if done else ''}")
+    for note in done.notes if done else ():
         access.say(f"note: {note}")
 
 
-def _document(source: ImageReference, gates: list[GateResult], done: PromotionResult | None) -> str:
+def _document(source: ImageReference, gates: list[GateResult], done: PromotionResult | None) -> dict[str, object]:
     rows = [
         {
             "gpus": gate.name,
@@ -111,7 +100,7 @@ def _document(source: ImageReference, gates: list[GateResult], done: PromotionRe
         }
         for gate in gates
     ]
-    document = {
+    return {
         "schema": "envcheck/promote/1",
         "image": str(source),
         "gates": rows,
@@ -119,4 +108,3 @@ def _document(source: ImageReference, gates: list[GateResult], done: PromotionRe
         "aliases": done.aliases if done else [],
         "notes": done.notes if done else [],
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()

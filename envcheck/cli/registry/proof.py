@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
-
-import click
-import msgspec
 
 from envcheck.cli import Settings
 from envcheck.cli.options import Argument, Option, command_with
@@ -22,12 +18,12 @@ from envcheck.registry.references import AbsentError, parse_reference
 @dataclass(frozen=True, kw_only=True)
 class ProofOptions:
     reference: Annotated[str, Argument(metavar="REF")]
-    policy: Annotated[Path | None, Option("The policy file; its keys are the ones that count.")] = None
+    policy: access.PolicyFile = None
     gpu: Annotated[str | None, Option("GPU model of another node.", metavar="NAME")] = None
     gpus: access.Gpus = None
     driver: access.Driver = None
     here: Annotated[bool, Option("--here/--no-here", "Judge for this node, or for no node.")] = True
-    mirror: Annotated[str, Option("Mirror profile to reach the registry with.", metavar="PROFILE")] = "user"
+    mirror: access.Mirror = "user"
     as_json: Annotated[bool, Option("--json", "Print envcheck/proofs/1.")] = False
 
 
@@ -44,7 +40,8 @@ def command(options: ProofOptions, settings: Settings) -> None:
     Exit 0: a proof holds; 1: none does; 2: wrong usage; 3: the registry does not answer.
     """
     reference, policy, matrix = parse_reference(options.reference), access.policy(options.policy), load(settings.matrix)
-    node = access.DescribedNode(options.gpu, options.gpus, options.driver, options.here).facts(matrix)
+    described = (options.gpu, options.gpus, options.driver)
+    node = access.described_node(*described, matrix) if options.here or any(described) else None
     terms = access.terms(policy, node, matrix)
     repository = access.repository(reference, options.mirror)
     images = remote_images(repository, reference.wanted, access.architecture())
@@ -54,11 +51,10 @@ def command(options: ProofOptions, settings: Settings) -> None:
     image = images[0].manifest
     attached = read_proofs(repository, image)
     proofs = judge_image(attached.proofs, image, terms)
-    name = str(reference.pinned(image))
     if options.as_json:
-        click.echo(_document(name, proofs, attached.notes))
+        access.say_json(_document(str(reference.pinned(image)), proofs, attached.notes))
     else:
-        _show(name, proofs, attached.notes)
+        _show(str(reference.pinned(image)), proofs, attached.notes)
         if options.gpu is not None and options.driver is None:
             access.say(access.NO_DRIVER)
         if proofs.judged and options.policy is None:
@@ -69,7 +65,8 @@ def command(options: ProofOptions, settings: Settings) -> None:
 def _show(image: str, proofs: ImageProofs, notes: list[str]) -> None:
     access.say(image)
     for proof in proofs.judged:
-        access.say(f"{access.standing(proof):8}  {access.short(proof.digest)}  {access.ran_on(proof)}")
+        word = "refused" if proof.refused else "holds"
+        access.say(f"{word:8}  {access.short(proof.digest)}  {access.ran_on(proof)}")
         if proof.refused is not None:
             access.say(f"    {proof.refused.reason.value}: {proof.refused.detail}")
     if not proofs.judged and proofs.refused is not None:
@@ -78,7 +75,7 @@ def _show(image: str, proofs: ImageProofs, notes: list[str]) -> None:
         access.say(f"note: {note}")
 
 
-def _document(image: str, proofs: ImageProofs, notes: list[str]) -> str:
+def _document(image: str, proofs: ImageProofs, notes: list[str]) -> dict[str, object]:
     rows = [
         {
             "digest": proof.digest,
@@ -91,5 +88,4 @@ def _document(image: str, proofs: ImageProofs, notes: list[str]) -> str:
         for proof in proofs.judged
     ]
     reason = proofs.refused.reason.value if proofs.refused else None
-    document = {"schema": "envcheck/proofs/1", "image": image, "reason": reason, "proofs": rows, "notes": notes}
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+    return {"schema": "envcheck/proofs/1", "image": image, "reason": reason, "proofs": rows, "notes": notes}

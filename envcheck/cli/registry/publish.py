@@ -8,24 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import click
-import msgspec
 from msgspec import structs
 
 from envcheck.cli import Settings
 from envcheck.cli.options import Argument, Option, command_with
 from envcheck.cli.registry import access
 from envcheck.errors import ConfigError
-from envcheck.matrix.facts.model import Matrix
+from envcheck.matrix.file.load import load as load_matrix
+from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.registry import publishing
 from envcheck.registry.attached_proofs import read_proofs
+from envcheck.registry.envelope import KeylessSigner
 from envcheck.registry.judge import JudgedProof, ProofTerms, judge_image, node_of
-from envcheck.registry.keyless import KeylessSigner
-from envcheck.registry.policy import Policy
 from envcheck.registry.publishing import PreparedProof, Publication
 from envcheck.registry.references import parse_reference
 from envcheck.registry.repository import Repository
 from envcheck.registry.statement import ProofRefusal, Rejection
+from envcheck.reports.model import load as load_report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class PublishOptions:
     policy: Annotated[
         Path | None, Option("Read the proof back, and exit 1 unless it holds by this policy for the node that ran.")
     ] = None
-    mirror: Annotated[str, Option("Mirror profile to reach the registry with.", metavar="PROFILE")] = "user"
+    mirror: access.Mirror = "user"
     plan_only: Annotated[bool, Option("--dry-run", "Say what would be published, and write nothing.")] = False
     as_json: Annotated[bool, Option("--json", "Print envcheck/publish/1.")] = False
 
@@ -60,22 +59,17 @@ def command(options: PublishOptions, settings: Settings) -> None:
     Exit 0: published; 1: a report proves nothing about this image, and nothing was published, or the proof does not
     hold by --policy; 2: wrong usage; 3: the registry does not answer, or refuses.
     """
-    from envcheck.reports.model import load
-
     _check(options)
-    judge_by = None if options.policy is None else _policy_and_matrix(options.policy, settings)
+    judge_by = None if options.policy is None else (access.policy(options.policy), load_matrix(settings.matrix))
     key = access.private_key(options.key) if options.key else None
-    reports = [load(path) for path in options.reports]
+    reports = [load_report(path) for path in options.reports]
     reference = parse_reference(options.reference)
     by = key or _keyless(options)
     repository = access.repository(reference, options.mirror)
     prepared = publishing.prepare(repository, reference.wanted, reports)
     if options.plan_only:
-        planned = [
-            publishing.Publication(str(reference.pinned(p.image.manifest)), p.statement, None, None, None, ())
-            for p in prepared
-        ]
-        _show(planned, [], as_json=options.as_json)
+        planned = [(str(reference.pinned(one.image.manifest)), one.statement) for one in prepared]
+        _show([Publication(*one, None, None, None, ()) for one in planned], [], as_json=options.as_json)
         return
     done: list[Publication] = []
     judged: list[JudgedProof] = []
@@ -104,12 +98,6 @@ def _check(options: PublishOptions) -> None:
         raise ConfigError(message, fix="leave out one of them")
 
 
-def _policy_and_matrix(policy: Path, settings: Settings) -> tuple[Policy, Matrix]:
-    from envcheck.matrix.file.load import load
-
-    return access.policy(policy), load(settings.matrix)
-
-
 def _read_back(
     repository: Repository, prepared: PreparedProof, published: Publication, terms: ProofTerms
 ) -> JudgedProof:
@@ -123,9 +111,7 @@ def _read_back(
 
 
 def _keyless(options: PublishOptions) -> KeylessSigner:
-    from envcheck.mirrors.profiles.load import load
-
-    if options.trust_config is None and load(options.mirror).closed:
+    if options.trust_config is None and load_profile(options.mirror).closed:
         message = f"the mirror profile {options.mirror} is closed, and --keyless asks Sigstore's public instance"
         raise ConfigError(message, fix="pass --trust-config with an instance of your own, or sign with --key")
     signer = KeylessSigner(options.trust_config)
@@ -137,28 +123,12 @@ def _keyless(options: PublishOptions) -> KeylessSigner:
 def _show(publications: list[Publication], judged: list[JudgedProof], *, as_json: bool) -> None:
     read_back = list(itertools.zip_longest(publications, judged))
     if as_json:
-        rows = [
-            {
-                "image": one.image,
-                "result": one.statement.predicate.result,
-                "proof": one.proof,
-                "report": one.report,
-                "signer": one.signer,
-                "statement": one.statement,
-                "notes": list(one.notes),
-                "holds": None if proof is None else proof.refused is None,
-                "reason": proof.refused.reason.value if proof and proof.refused else None,
-                "detail": proof.refused.detail if proof and proof.refused else "",
-            }
-            for one, proof in read_back
-        ]
-        document = {"schema": "envcheck/publish/1", "published": rows}
-        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+        rows = [_row(one, proof) for one, proof in read_back]
+        access.say_json({"schema": "envcheck/publish/1", "published": rows})
         return
     for one, proof in read_back:
-        facts = one.statement.facts
         word = "would publish" if one.proof is None else "published"
-        access.say(f"{word} {one.statement.predicate.result} at level {facts.level} beside")
+        access.say(f"{word} {one.statement.predicate.result} at level {one.statement.facts.level} beside")
         access.say(f"  {one.image}")
         if one.proof is not None:
             access.say(f"  proof  {one.proof}")
@@ -166,6 +136,21 @@ def _show(publications: list[Publication], judged: list[JudgedProof], *, as_json
         for note in one.notes:
             access.say(f"  note: {note}")
         if proof is not None:
-            access.say(f"  read back: {access.standing(proof)} for the node that ran")
+            access.say(f"  read back: {'refused' if proof.refused else 'holds'} for the node that ran")
             if proof.refused is not None:
                 access.say(f"    {proof.refused.reason.value}: {proof.refused.detail}")
+
+
+def _row(one: Publication, proof: JudgedProof | None) -> dict[str, object]:
+    return {
+        "image": one.image,
+        "result": one.statement.predicate.result,
+        "proof": one.proof,
+        "report": one.report,
+        "signer": one.signer,
+        "statement": one.statement,
+        "notes": list(one.notes),
+        "holds": None if proof is None else proof.refused is None,
+        "reason": proof.refused.reason.value if proof and proof.refused else None,
+        "detail": proof.refused.detail if proof and proof.refused else "",
+    }

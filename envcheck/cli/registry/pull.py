@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
-
-import click
-import msgspec
 
 from envcheck.cli import Settings
 from envcheck.cli.options import Argument, Option, command_with
@@ -23,7 +19,6 @@ from envcheck.registry.references import ImageReference, is_tag, parse_reference
 
 _SHOWN: Final = 10
 _TARGET: Final = "runtime"
-_ELSEWHERE: Final = "start it, or pass --dry-run and pull the digest elsewhere"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +31,14 @@ class PullOptions:
         Literal["runtime", "devel", "train", "jupyter"] | None,
         Option("Which target of a cell to choose with --from.  [default: runtime]"),
     ] = None
-    policy: Annotated[Path | None, Option("The policy file; its keys are the ones that count.")] = None
+    policy: access.PolicyFile = None
     gpu: Annotated[str | None, Option("GPU model of another node; nothing is read from this one.", metavar="NAME")] = (
         None
     )
     gpus: access.Gpus = None
     driver: access.Driver = None
     engine: Annotated[Literal["auto", "docker", "podman"], Option("Which engine pulls.")] = "auto"
-    mirror: Annotated[str, Option("Mirror profile to reach the registry with.", metavar="PROFILE")] = "user"
+    mirror: access.Mirror = "user"
     plan_only: Annotated[bool, Option("--dry-run", "Choose and say why; pull nothing.")] = False
     as_json: Annotated[bool, Option("--json", "Print envcheck/pull/1.")] = False
 
@@ -65,7 +60,7 @@ def command(options: PullOptions, settings: Settings) -> None:
     """
     reference = _reference(options)
     policy, matrix = access.policy(options.policy), load(settings.matrix)
-    node = access.DescribedNode(options.gpu, options.gpus, options.driver, here=True).facts(matrix)
+    node = access.described_node(options.gpu, options.gpus, options.driver, matrix)
     terms = access.terms(policy, node, matrix)
     repository = access.repository(reference, options.mirror)
     if options.source is None:
@@ -77,7 +72,7 @@ def command(options: PullOptions, settings: Settings) -> None:
     if choice.chosen is not None and not options.plan_only:
         pulled = _pull(reference, choice.chosen, options)
     if options.as_json:
-        click.echo(_document(reference, choice, pulled, options))
+        access.say_json(_document(reference, choice, pulled, options))
     else:
         _show(reference, choice, pulled, options)
     sys.exit(0 if choice.chosen is not None else 1)
@@ -116,40 +111,34 @@ class PulledImage(NamedTuple):
 
 
 def _pull(reference: ImageReference, chosen: ChosenImage, options: PullOptions) -> PulledImage:
+    pinned = str(reference.pinned(chosen.digest))
     try:
         engine = engines.find(options.engine)
-        connected = engines.connect(engine) if engine != "venv" else None
-    except UnavailableError as error:
-        raise UnavailableError(error.message, fix=_ELSEWHERE) from error
-    if connected is None:
-        message = "neither docker nor podman answers"
-        raise UnavailableError(message, fix=_ELSEWHERE)
-    pinned = str(reference.pinned(chosen.candidate.digest))
-    try:
+        if engine == "venv":
+            message = "neither docker nor podman answers"
+            raise UnavailableError(message, fix="")  # noqa: TRY301 (its fix is that of the others)
+        connected = engines.connect(engine)
         connected.pull(pinned)
     except UnavailableError as error:
-        raise UnavailableError(error.message, fix=f"run `{engine} pull {pinned}` by hand") from error
-    held = connected.inspect(pinned)
-    if held is None:
-        message = f"{engine} says that it pulled {pinned}, and does not have it"
-        raise UnavailableError(message, fix=f"run `{engine} pull {pinned}` by hand")
+        fix = f"start the engine, or pass --dry-run and pull {pinned} elsewhere"
+        raise UnavailableError(error.message, fix=fix) from error
     name = engines.local_name(engine, f"envcheck/torch:{local_tag(chosen)}")
-    before = connected.inspect(name)
+    held, before = connected.inspect(pinned), connected.inspect(name)
     connected.tag(pinned, name)
-    return PulledImage(engine, name, before.id if before is not None and before.id != held.id else None)
+    return PulledImage(engine, name, before.id if before and (held is None or before.id != held.id) else None)
 
 
 def local_tag(chosen: ChosenImage) -> str:
     """Return the tag of cell and target; of a proof that calls them what no tag can be, the image's digest."""
     facts = chosen.statement.facts
     tag = f"{(facts.cell or 'image').removeprefix('torch')}-{facts.target or 'runtime'}"
-    return tag if is_tag(tag) else chosen.candidate.digest.replace(":", "-")
+    return tag if is_tag(tag) else chosen.digest.replace(":", "-")
 
 
 def _show(reference: ImageReference, choice: PullChoice, pulled: PulledImage | None, options: PullOptions) -> None:
     chosen = choice.chosen
     if chosen is not None:
-        access.say(str(reference.pinned(chosen.candidate.digest)))
+        access.say(str(reference.pinned(chosen.digest)))
         access.say(f"  {chosen.statement.facts.cell}, proven: {access.ran_on(chosen.proof)}")
     else:
         access.say(f"{reference}: no image is proven for this node")
@@ -173,7 +162,9 @@ def _show(reference: ImageReference, choice: PullChoice, pulled: PulledImage | N
         access.say(f"{pulled.engine} run --rm -it {gpu}{pulled.name}")
 
 
-def _document(reference: ImageReference, choice: PullChoice, pulled: PulledImage | None, options: PullOptions) -> str:
+def _document(
+    reference: ImageReference, choice: PullChoice, pulled: PulledImage | None, options: PullOptions
+) -> dict[str, object]:
     chosen = choice.chosen
     query = {
         "reference": str(reference),
@@ -190,14 +181,13 @@ def _document(reference: ImageReference, choice: PullChoice, pulled: PulledImage
         }
         for one in choice.refused
     ]
-    document = {
+    return {
         "schema": "envcheck/pull/1",
         "wanted": query,
-        "chosen": str(reference.pinned(chosen.candidate.digest)) if chosen else None,
+        "chosen": str(reference.pinned(chosen.digest)) if chosen else None,
         "proof": chosen.proof.digest if chosen else None,
         "statement": chosen.statement if chosen else None,
-        "pulled": {"engine": pulled.engine, "name": pulled.name, "before": pulled.before} if pulled else None,
+        "pulled": pulled._asdict() if pulled else None,
         "refused": refused,
         "notes": choice.notes,
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()

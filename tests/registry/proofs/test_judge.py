@@ -113,13 +113,13 @@ def test_no_refusal_is_left_out_of_the_tests() -> None:
     assert len(tested) == 20
 
 
-def test_a_refusal_says_what_may_have_been_meant_and_what_the_policy_allows(policy: Policy, key: PrivateKey) -> None:
+def test_a_refusal_says_what_is_missing_and_what_the_policy_allows(policy: Policy, key: PrivateKey) -> None:
     proof = proofs.attached(proofs.stated(), key)
     mistyped = proofs.judged(
         proof, policy=structs.replace(policy, required=("memlockk", "site-check")), node=proofs.H200
     )
     assert mistyped.refused is not None
-    assert mistyped.refused.detail == "not among the passed checks: memlockk, site-check (did you mean memlock?)"
+    assert mistyped.refused.detail == "not among the passed checks: memlockk, site-check"
     for age, written_age in ((1, "1m"), (60, "1h"), (90, "90m"), (1440, "1d")):
         late = structs.replace(policy, max_age=dt.timedelta(minutes=age))
         old = proofs.attached(proofs.stated(**at(proofs.NOW - dt.timedelta(days=2))), key)
@@ -322,33 +322,3 @@ def test_the_words_are_stable_and_listed() -> None:
     listed = re.findall(r"(?m)^\| `([a-z-]+)` \|", page.partition("## Refusals of proofs")[2])
     assert listed == [refusal.value for refusal in ProofRefusal]
     assert msgspec.json.encode(ProofRefusal.NO_PROOF) == b'"no-proof"'
-
-
-def later_schema(by: PrivateKey, ended: str | None, image: str = proofs.MANIFEST) -> bytes:
-    """Return a statement as an envcheck to come may write it, which this one cannot read."""
-    document = msgspec.json.decode(statements.encode(proofs.stated(subject=subjects(image))))
-    facts = document["predicate"]["envcheck"]
-    facts |= {"schema": "envcheck/proof/2", "ended": ended, "outcome": "not proven"}
-    return envelope.sign(msgspec.json.encode(document), statements.PAYLOAD_TYPE, by)
-
-
-@each("seconds, refusal", [(-1, None), (0, "failed-since"), (1, "failed-since"), (None, "failed-since")])
-def test_a_newer_statement_that_cannot_be_read_may_be_a_failure(
-    seconds: int | None, refusal: str | None, key: PrivateKey, policy: Policy
-) -> None:
-    proof = proofs.attached(proofs.h100x8(**at(ENDED)), key)
-    ended = None if seconds is None else statements.written(ENDED + dt.timedelta(seconds=seconds))
-    later = proofs.attached(later_schema(key, ended))
-    assert word(proof, later, policy=policy) == refusal
-    result = proofs.judged(proof, later, policy=policy)
-    assert {each.refused.reason.value for each in result.judged if each.refused} >= {"unknown-format"}
-    assert proofs.judged(later, policy=policy).chosen is None
-
-
-def test_what_cannot_be_read_takes_back_only_what_its_writer_could(
-    key: PrivateKey, other_key: PrivateKey, policy: Policy
-) -> None:
-    proof = proofs.attached(proofs.h100x8(**at(ENDED)), key)
-    ended = statements.written(ENDED + MINUTE)
-    assert word(proof, proofs.attached(later_schema(other_key, ended)), policy=policy) is None
-    assert word(proof, proofs.attached(later_schema(key, ended, proofs.OTHER)), policy=policy) is None

@@ -102,15 +102,6 @@ def test_what_is_wrong_is_named(site: Path, text: str, setting: str) -> None:
     assert refused.value.exit_code == 2
 
 
-def test_a_value_that_is_wrong_is_named_with_what_to_write(site: Path) -> None:
-    with pytest.raises(ConfigError) as refused:
-        read(written(site, "[proof]\nlevel = 'most'\n"))
-    assert refused.value.fix == 'write "static", "quick", "standard" or "full"'
-    with pytest.raises(ConfigError) as refused:
-        read(written(site, "[proof]\nlevle = 'quick'\n"))
-    assert "the settings of [proof] are level, max_age" in refused.value.fix
-
-
 @each(
     "content, why",
     [
