@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from envcheck.checks import PASS, Limit, Measured, Outcome, Ranks, View, failed, passed, skipped, undecided, worst
+from envcheck.checks import PASS, Limit, Measured, Outcome, Ranks, View, failed, passed, undecided, worst
 from envcheck.checks.collectives import transports
 from envcheck.checks.support import process_group
 from envcheck.counting import numbered
@@ -38,24 +38,20 @@ def judge(view: View, ranks: Ranks, owed: Sequence[str], rows: Mapping[str, str]
     Every rank holds `curves` by name, {bytes, seconds, right} each, and may hold `latency` and `nccl`. A collective
     that is `owed` may not be missing; what gloo says it does not have may be. `rows` names each one's in limits.json.
     """
-    problem = process_group.problem(view, ranks)
-    if problem is not None:
-        return problem
-    if len(ranks) == 1:
-        return skipped("one rank sends to no other: its bus bandwidth is 0 by definition", code="rank.not-enough")
     measured = ranks[0].get("curves") or {}
     names = [*measured, *(name for name in owed if name not in measured)]
-    unlike = [name for name in names if not _alike(ranks, name)]
+    unlike = ", ".join(name for name in names if not _alike(ranks, name))
+    wrong = [finding for name in names for finding in _wrong(ranks, name)]
     if unlike:
-        summary = ", ".join(unlike)
         fix = "see the check's log; free GPU memory"
-        message = f"the ranks did not measure the same sizes of {summary}"
-        missing = undecided(message, fix=fix, code="speed.missing", culprit=summary)
-        return worst([*(bad for name in names for bad in _wrong(ranks, name, {})), missing], otherwise=missing)
+        message = f"the ranks did not measure the same sizes of {unlike}"
+        missing = undecided(message, fix=fix, code="speed.missing", culprit=unlike)
+        return worst([*wrong, missing], otherwise=missing)
     curves = {name: points(ranks, name) for name in names}
     common: dict[str, Any] = {"curves": curves, "latency": latencies(ranks), "unsupported": ranks[0].get("unsupported")}
-    untrue = _untrue(ranks, curves, common)
-    return worst(untrue, otherwise=untrue[0]) if untrue else _against_limits(view, ranks, curves, common, rows)
+    untrue = [*wrong, *_no_times(curves, common["latency"])]
+    outcome = worst(untrue, untrue[0]) if untrue else _against_limits(view, ranks, curves, common, rows)
+    return dataclasses.replace(outcome, details={**outcome.details, **common})
 
 
 def _alike(ranks: Ranks, name: str) -> bool:
@@ -63,23 +59,20 @@ def _alike(ranks: Ranks, name: str) -> bool:
     return bool(curves[0]) and len({tuple(point.get("bytes") for point in curve) for curve in curves}) == 1
 
 
-def _untrue(ranks: Ranks, curves: Mapping[str, list[Measured]], common: Mapping[str, Any]) -> list[Outcome]:
-    """Return why what was timed is no measurement: a time that is none, or a message that did not arrive."""
-    findings = [finding for name in curves for finding in _wrong(ranks, name, common)]
-    if not all(process_group.finite(point["busbw"]) for curve in curves.values() for point in curve):
-        findings.append(
-            undecided("a time was zero or no number", fix=_AGAIN, code="speed.missing", culprit="times", **common)
-        )
-    if not all(process_group.finite(at["p99"]) for waits in common["latency"].values() for at in waits):
-        findings.append(
-            undecided(
-                "a latency was zero or no number", fix=_AGAIN, code="speed.missing", culprit="latencies", **common
-            )
-        )
-    return findings
+def _no_times(curves: Mapping[str, list[Measured]], latencies: Mapping[str, list[Measured]]) -> list[Outcome]:
+    """Return why what was timed is no measurement."""
+    times = {
+        "time": [point["busbw"] for curve in curves.values() for point in curve],
+        "latency": [at["p99"] for waits in latencies.values() for at in waits],
+    }
+    return [
+        undecided(f"a {what} was zero or no number", fix=_AGAIN, code="speed.missing", culprit=what)
+        for what, measured in times.items()
+        if not all(map(process_group.finite, measured))
+    ]
 
 
-def _wrong(ranks: Ranks, name: str, common: Mapping[str, Any]) -> list[Outcome]:
+def _wrong(ranks: Ranks, name: str) -> list[Outcome]:
     """Return the finding that messages of a collective were wrong, of any size, timed or not; none where none was."""
     points = {entry["rank"]: _points_of(entry, name) for entry in ranks}
     wrong = {rank: [point for point in points if point.get("right") is not True] for rank, points in points.items()}
@@ -88,17 +81,11 @@ def _wrong(ranks: Ranks, name: str, common: Mapping[str, Any]) -> list[Outcome]:
         return []
     first = wrong[culprits[0]][0]
     extent = f": {first['wrong']} of {first['messages']} messages of {first['bytes']} B" if "messages" in first else ""
-    return [
-        failed(
-            f"{numbered('rank', culprits)}: what {name} delivered is wrong{extent}",
-            fix="run the all-reduce and collectives checks, which say what arrived instead",
-            code="data.wrong",
-            culprit=f"{name}, rank {', '.join(map(str, culprits))}",
-            ranks=culprits,
-            wrong={str(rank): points for rank, points in wrong.items() if points},
-            **common,
-        )
-    ]
+    summary = f"{numbered('rank', culprits)}: what {name} delivered is wrong{extent}"
+    fix = "run the all-reduce and collectives checks, which say what arrived instead"
+    told: dict[str, Any] = {"ranks": culprits, "wrong": {str(rank): points for rank, points in wrong.items() if points}}
+    who = f"{name}, rank {', '.join(map(str, culprits))}"
+    return [failed(summary, fix=fix, code="data.wrong", culprit=who, **told)]
 
 
 def _points_of(entry: Measured, name: str) -> list[Measured]:
@@ -152,7 +139,7 @@ def _number(value: Any) -> float:
 
 
 def _positive(values: Sequence[Any]) -> bool:
-    return all(process_group.finite(value) and value > 0 for value in values)
+    return all(map(process_group.positive, values))
 
 
 def _against_limits(
@@ -168,8 +155,7 @@ def _against_limits(
     fine = next(iter(judged.values()))
     if len(judged) > 1 and not bad:
         fine = _all_passed(ranks, links, judged, next(why for _, why in rows_by_name.values()))
-    outcome = worst(bad, otherwise=fine)
-    return dataclasses.replace(outcome, details={**outcome.details, **common})
+    return worst(bad, otherwise=fine)
 
 
 def _against_limit(links: transports.Links, name: str, curve: list[Measured], limit_row: _Row, ranks: int) -> Outcome:
@@ -182,21 +168,14 @@ def _against_limit(links: transports.Links, name: str, curve: list[Measured], li
     ceiling = row["ceiling"] if row else links.ceiling(name)
     judged: dict[str, Any] = {"value": value, "unit": "GB/s"}
     if ceiling is not None and value > ceiling:
-        return undecided(
-            f"{summary}: above the {ceiling:.4g} GB/s its links can carry, so mismeasured",
-            fix="look for a clock or a tensor that is not what it seems; run it again",
-            code="speed.impossible",
-            culprit=name,
-        )
+        fix = "look for a clock or a tensor that is not what it seems; run it again"
+        too_fast = f"{summary}: above the {ceiling:.4g} GB/s its links can carry, so mismeasured"
+        return undecided(too_fast, fix=fix, code="speed.impossible", culprit=name)
     if row is None:
         return passed(f"{summary}: reported, not judged ({why})", **judged)
     if curve[-1]["bytes"] < PLATEAU:
-        return undecided(
-            "too little free GPU memory for sizes on the plateau",
-            fix="free the GPUs",
-            code="speed.no-plateau",
-            culprit=name,
-        )
+        small = "too little free GPU memory for sizes on the plateau"
+        return undecided(small, fix="free the GPUs", code="speed.no-plateau", culprit=name)
     short = limits.short(row, value, summary, fix=_FIX, culprit=name)
     return short or passed(summary, **judged, limit=Limit(row["fail"], "GB/s", row["source"], "at least"))
 

@@ -34,7 +34,7 @@ PIECE = {"cuda": 1 << 24, "cpu": 1 << 18}
 _PERIOD, _TAG, _EXACT = 1021, 1024, 1 << 23
 # From one turn to the next the pattern moves on by so much.
 _STRIDE = 389
-_SPOTS, _COPIES = 4, 3
+_SPOTS = 4
 
 Expected = tuple[int, int]  # of one block: how many ranks' were added, and the sum of their tags
 
@@ -137,13 +137,13 @@ class Message:
         self.turn += 1
 
     def verdict(self) -> Measured:
-        """Return {messages, wrong (how many of them were not right in every bit), first (the first of these)}."""
+        """Return {right, messages, wrong (how many were not right in every bit), first (the first of these)}."""
         bad = [
             turn
             for turn, (total, spots) in enumerate(zip(self.wrong, self.spots))
             if int(total) != 0 or spots.tolist() != [self._expected(turn, place) for place in self.where]
         ]
-        return {"messages": self.turn, "wrong": len(bad), "first": bad[0] if bad else None}
+        return {"right": not bad, "messages": self.turn, "wrong": len(bad), "first": bad[0] if bad else None}
 
     def _expected(self, turn: int, place: int) -> float:
         """Return in plain Python what has to be at a place of what was received in this turn."""
@@ -167,44 +167,34 @@ def curves(torch: Any, dist: Any, rank: Rank, device: Any, names: Sequence[str])
             measured["unsupported"][name] = process_group.quoted(error)
             continue
         measured["latency"][name] = latency
-        sizes, right = _sizes(torch, dist, rank, device, name)
-        points = [_large(torch, dist, rank, device, name, size) for size in sizes]
-        measured["curves"][name] = [{**point, "right": point["right"] and right} for point in points]
+        sizes = _sizes(torch, dist, device, name)
+        measured["curves"][name] = [_large(torch, dist, rank, device, name, size) for size in sizes]
     return measured
 
 
-def shared(torch: Any, dist: Any, rank: Rank, device: Any, value: int) -> tuple[list[int], bool]:
-    """Return every rank's positive `value`, and whether the message that brought them was right.
-
-    Sent three times over, and the middle counts: one wrong bit is seen, and does not lead the ranks apart. A rank whose
-    value did not come has 0.
-    """
-    slots = [value if index % rank.world == rank.rank else 0 for index in range(_COPIES * rank.world)]
-    tensor = torch.tensor(slots, dtype=torch.int64, device=device)
-    dist.all_reduce(tensor)
-    values = tensor.tolist()
-    copies = [values[r :: rank.world] for r in range(rank.world)]
-    middle = [sorted(copy)[_COPIES // 2] for copy in copies]
-    return middle, middle[rank.rank] == value and all(min(copy) == max(copy) > 0 for copy in copies)
+def least(torch: Any, dist: Any, device: Any, value: int) -> int:
+    """Return the least `value` of all ranks, so that each goes on with the same."""
+    tensor = torch.tensor([value], dtype=torch.int64, device=device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
+    return int(tensor)
 
 
-def _sizes(torch: Any, dist: Any, rank: Rank, device: Any, name: str) -> tuple[list[int], bool]:
+def _sizes(torch: Any, dist: Any, device: Any, name: str) -> list[int]:
     """Return the sizes, the same on every rank: none takes over a quarter of the memory that the fullest GPU has."""
     if device.type != "cuda":
-        return SIZES["cpu"], True
-    free, right = shared(torch, dist, rank, device, int(torch.cuda.mem_get_info(device)[0]))
+        return SIZES["cpu"]
+    free = least(torch, dist, device, int(torch.cuda.mem_get_info(device)[0]))
     held = 1 if name in IN_PLACE else 2
-    return [size for size in SIZES["cuda"] if size * held <= min(free) * FREE_SHARE], right
+    return [size for size in SIZES["cuda"] if size * held <= free * FREE_SHARE]
 
 
 def _large(torch: Any, dist: Any, rank: Rank, device: Any, name: str, size: int) -> Measured:
     made = Message(torch, dist, rank, device, name, size)
     kind = device.type
-    first = max(timed(torch, dist, made, device, WARMUP[kind])[-1:])
-    slowest, right = shared(torch, dist, rank, device, max(1, round(first * 1e9)))
-    often = min(MOST, max(FEWEST, int(BUDGET[kind] * 1e9 / max(slowest)))) if min(slowest) else FEWEST
+    first = max(timed(torch, dist, made, device, WARMUP[kind])[-1], 1e-9)
+    often = least(torch, dist, device, min(MOST, max(FEWEST, int(BUDGET[kind] / first))))
     seconds = statistics.median(timed(torch, dist, made, device, often))
-    point = {"bytes": made.size, "seconds": seconds, **_judged(made, right)}
+    point = {"bytes": made.size, "seconds": seconds, **made.verdict()}
     # The next size is four times as large: give this one's memory back first.
     del made
     if kind == "cuda":
@@ -217,12 +207,7 @@ def _small(torch: Any, dist: Any, rank: Rank, device: Any, name: str, size: int)
     timed(torch, dist, made, device, WARMUP[device.type])
     waited = timed(torch, dist, made, device, SMALL_ITERATIONS[device.type], in_step=True)
     point = {"bytes": made.size, "p50": percentile(waited, 0.5), "p99": percentile(waited, 0.99)}
-    return {**point, **_judged(made, right=True)}
-
-
-def _judged(made: Message, right: bool) -> Measured:  # noqa: FBT001 (named by its callers)
-    verdict = made.verdict()
-    return {"right": right and verdict["wrong"] == 0, **verdict}
+    return {**point, **made.verdict()}
 
 
 def percentile(values: Sequence[float], share: float) -> float:

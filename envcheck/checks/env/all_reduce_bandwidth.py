@@ -47,6 +47,7 @@ def measure(rank: Rank) -> Measured:
         }
 
 
+@process_group.sound(alone="one rank sends to no other: its bus bandwidth is 0 by definition")
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Judge the best bus bandwidth of the curve where a limit is known; above what the links can do is an error."""
     curves = [{**entry, "curves": {NAME: entry.get("curve") or []}} for entry in ranks]

@@ -51,6 +51,7 @@ def measure(rank: Rank) -> Measured:
         return {**process_group.standing(rank, probe, dist.get_backend()), **curves, "nccl": transports.read(rank)}
 
 
+@process_group.sound(alone="one rank sends to no other: its bus bandwidth is 0 by definition")
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Judge each collective's best bus bandwidth; the worst of them is the outcome."""
     return bandwidth_curves.judge(view, ranks, GLOO_HAS if view.mode == "cpu" else [*ROWS], ROWS)

@@ -262,20 +262,20 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
 
 def _off_gradients(ranks: Ranks) -> list[Outcome]:
     """Return the failure of the first step's first error: a rank that is off spoils the others' next step."""
-    errors = [
+    off = [
         (step, entry["rank"], place, value)
         for entry in ranks
         for place, kind in enumerate(OFF)
         for step, value in enumerate(entry[kind])
+        if not _within(value, LIMIT)
     ]
-    for step, rank, place, value in sorted(errors, key=lambda error: error[:3]):
-        finite = process_group.finite(value)
-        if not finite or not 0 <= value <= LIMIT.value:
-            code, summary = list(OFF.values())[place]
-            about: dict[str, Any] = {"culprit": f"rank {rank}", "rank": rank, "step": step, "limit": LIMIT}
-            about |= {"value": value if finite else None, "unit": LIMIT.unit}
-            return [failed(f"rank {rank}, step {step}: {summary}", fix=_FIX, code=code, **about)]
-    return []
+    if not off:
+        return []
+    step, rank, place, value = min(off, key=lambda error: error[:3])
+    code, summary = list(OFF.values())[place]
+    about: dict[str, Any] = {"culprit": f"rank {rank}", "rank": rank, "step": step, "limit": LIMIT, "unit": LIMIT.unit}
+    error = value if process_group.finite(value) else None
+    return [failed(f"rank {rank}, step {step}: {summary}", fix=_FIX, code=code, value=error, **about)]
 
 
 def _unsent(ranks: Ranks) -> list[Outcome]:
@@ -288,29 +288,31 @@ def _unsent(ranks: Ranks) -> list[Outcome]:
 
 def _hook_findings(ranks: Ranks, runs: list[Measured], hook: str) -> list[Outcome]:
     found = [finding for entry, run in zip(ranks, runs) if (finding := _hook_finding(entry, run, hook, len(ranks)))]
-    if found:
-        return found
-    ended = [{"rank": entry["rank"], "ended": run["ended"]} for entry, run in zip(ranks, runs)]
-    drift = training.drifted(ended, "ended", f"after training under the {hook} hook")
-    return [drift] if drift else []
+    ended = [{"rank": entry["rank"], "ended": run.get("ended")} for entry, run in zip(ranks, runs)]
+    drift = None if found else training.drifted(ended, "ended", f"after training under the {hook} hook")
+    return [drift] if drift else found
 
 
 def _hook_finding(entry: Measured, run: Measured, hook: str, world: int) -> Outcome | None:
     """Return the first thing that is wrong with one rank's training under a hook."""
-    where, limit = f"rank {entry['rank']} on {entry['device']}, {hook} hook", bound(hook, world)
+    where, limit = f"{process_group.name(entry)}, {hook} hook", bound(hook, world)
     about: dict[str, Any] = {"culprit": where, "rank": entry["rank"]}
     if "raised" in run:
         return failed(f"{where}: it raised {run['raised']}", fix=_FIX, code="ddp.hook-raised", **about)
     errors = run.get("errors")
     if not isinstance(errors, list) or len(errors) != HOOK_STEPS or not run.get("ended"):
         return undecided(f"{where}: not every step was taken", fix=_LOG, code="ddp.unmeasured", **about)
-    for step, error in enumerate(errors):
-        if not process_group.finite(error) or not 0 <= error <= limit.value:
-            summary = f"{where}, step {step}: the gradient is off by {error}"
-            fix = "run all-reduce: right there, train without this hook, or reinstall torch"
-            value = error if process_group.finite(error) else None
-            about |= {"value": value, "unit": limit.unit, "limit": limit}
-            return failed(summary, fix=fix, code="ddp.hook-gradients", **about)
+    off = [(step, error) for step, error in enumerate(errors) if not _within(error, limit)]
+    if off:
+        step, error = off[0]
+        fix = "run all-reduce: right there, train without this hook, or reinstall torch"
+        about |= {"value": error if process_group.finite(error) else None, "unit": limit.unit, "limit": limit}
+        summary = f"{where}, step {step}: the gradient is off by {error}"
+        return failed(summary, fix=fix, code="ddp.hook-gradients", **about)
     if hook == "powersgd" and not (process_group.finite(run.get("compression")) and run["compression"] > 1):
         return failed(f"{where}: it compressed nothing", fix="reinstall torch", code="ddp.hook-compression", **about)
     return None
+
+
+def _within(value: Any, limit: Limit) -> bool:
+    return process_group.finite(value) and bool(0 <= value <= limit.value)

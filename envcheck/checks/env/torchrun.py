@@ -86,15 +86,8 @@ def _arguments(nproc: int, by_name: bool, scratch: str) -> list[str]:  # noqa: F
         else ["--master_addr=127.0.0.1", f"--master_port={port}"]
     )
     program = [str(Path(torchrun_rank.__file__)), scratch]
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nnodes=1",
-        f"--nproc_per_node={nproc}",
-        *meeting,
-        *program,
-    ]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={nproc}"]
+    return [*launcher, *meeting, *program]
 
 
 def _run(command: list[str]) -> tuple[int | None, str]:

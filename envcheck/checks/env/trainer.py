@@ -50,7 +50,9 @@ def measure(rank: Rank) -> Measured:
         return {**where, "absent": "transformers"}
     result: Measured = {**where, "missing": [name for name in NEEDED if importlib.util.find_spec(name) is None]}
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
-    result |= {"versions": _versions(), "capability": list(capability), "stage": "the import"}
+    installed = [name for name in ("transformers", "tensorboard", *NEEDED) if importlib.util.find_spec(name)]
+    versions = {name: importlib.metadata.version(name) for name in installed}
+    result |= {"versions": versions, "capability": list(capability), "stage": "the import"}
     if result["missing"]:
         return result
     try:
@@ -63,19 +65,6 @@ def measure(rank: Rank) -> Measured:
 def _cause(error: BaseException) -> BaseException:
     """Return the first of a chain of exceptions: transformers' own only says which of its modules it could not load."""
     return error if error.__cause__ is None else _cause(error.__cause__)
-
-
-def _versions() -> dict[str, str]:
-    """Return the version of each package that takes part and is installed."""
-    versions = {name: _version(name) for name in ("transformers", "tensorboard", *NEEDED)}
-    return {name: version for name, version in versions.items() if version}
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _train(torch: Any, rank: Rank, result: Measured) -> None:
