@@ -1,4 +1,4 @@
-"""Checks of what GPUs compute and keep, with real processes of a real torch: once honest, and once for each lie."""
+"""Checks of what GPUs compute and keep, with real processes of a real torch: how they lie is in tests/faults."""
 
 from __future__ import annotations
 
@@ -13,11 +13,6 @@ import pytest
 
 Outcomes = Callable[[str], dict[str, Any]]
 HONEST = ("memory-patterns", "fp8-training")
-LIES = {
-    "memory-flips-a-bit": "rank 1 on cpu: 4 words came back wrong, the first under zeros: byte 2097768",
-    "memory-aliases": "rank 0 on cpu: 524288 words came back wrong, the first under address: byte 1048576",
-    "fp8-scales-once": "rank 1 on cpu: the loss is not finite",
-}
 ON_GPUS_ONLY = ("sustained-gemm", "training-load")
 
 # A machine that gives the same bits on all ranks and in all repeats, and others in its next round.
@@ -44,17 +39,6 @@ def test_an_honest_environment_passes(outcomes: Outcomes, check: str) -> None:
         return
     assert row["status"] == "pass", row
     assert row["value"] is not None
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("lie", LIES)
-def test_each_lie_fails_naming_its_culprit(outcomes: Outcomes, lie: str) -> None:
-    row = outcomes(lie)
-    if lie.startswith("fp8") and outcomes("fp8-training")["status"] == "skip":
-        pytest.skip(outcomes("fp8-training")["summary"])
-    assert row["status"] == "fail", row
-    assert LIES[lie] in row["summary"]
-    assert row["remedy"]
 
 
 @pytest.mark.torch

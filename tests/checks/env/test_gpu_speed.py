@@ -39,8 +39,6 @@ def entries(check: Any, view: View, name: str = H100) -> list[Entry]:
 @CHECKS
 def test_a_healthy_node_passes_and_nothing_measured_is_an_error(check: Any, h100: View) -> None:
     assert check.judge(h100, entries(check, h100)).status == PASS
-    assert check.judge(h100, []).status == ERROR
-    assert check.judge(h100, entries(check, h100)[:7]).status == ERROR
     for nothing in (dict[str, float](), None):
         ranks = entries(check, h100)
         ranks[3]["values"] = nothing
@@ -76,23 +74,11 @@ def test_each_limit_holds_on_both_sides(
         ranks = entries(check, h100)
         for entry in ranks:
             entry["values"][name] = value
-        ranks[5]["values"][name] = value
         outcome = check.judge(h100, ranks)
         assert outcome.status == status, (value, outcome)
         if status in (FAIL, WARN):
-            assert name in outcome.summary
-            assert outcome.limit is not None
-            assert outcome.remedy
-
-
-@CHECKS
-def test_one_slow_gpu_of_eight_is_named(check: Any, h100: View) -> None:
-    ranks = entries(check, h100)
-    name = next(iter(ranks[2]["values"]))
-    ranks[2]["values"][name] *= 0.3
-    outcome = check.judge(h100, ranks)
-    assert outcome.status == FAIL
-    assert f"rank 2 ({H100}, {h100.snapshot.gpus[2].uuid})" in outcome.summary
+            assert f"({H100}, {h100.snapshot.gpus[0].uuid}), {name}" in outcome.summary
+            assert (outcome.limit is not None, bool(outcome.remedy)) == (True, True)
 
 
 @each("share, status", [(0.901, PASS), (0.899, WARN)])
@@ -103,15 +89,6 @@ def test_a_gpu_that_meets_its_limit_and_lags_behind_its_peers_is_named(h100: Vie
     assert outcome.status == status
     if status == WARN:
         assert (outcome.details["rank"], outcome.value) == (4, 0.899)
-
-
-def test_a_power_cap_is_named_and_is_no_failure(h100: View) -> None:
-    ranks = entries(gemm_throughput, h100)
-    ranks[1]["values"]["bfloat16"] = 500.0
-    h100.snapshot.gpus[1].signals["power_limit"] = Signal(500.0)
-    outcome = gemm_throughput.judge(h100, ranks)
-    assert outcome.status == WARN
-    assert "capped at 500 of 700 W" in outcome.summary
 
 
 @CHECKS
@@ -161,15 +138,6 @@ def test_the_link_under_load_is_the_best_one_that_was_sampled() -> None:
     assert memory_bandwidth.link({"samples": [{"clock": 5}], "unread": "no"}) == {}
 
 
-@each("error, status", [(1e-4, PASS), (1.1e-4, FAIL), (NAN, FAIL), (None, ERROR)])
-def test_a_fast_product_that_is_wrong_fails(h100: View, error: float | None, status: str) -> None:
-    ranks = entries(gemm_throughput, h100)
-    ranks[7]["errors"]["float32"] = error
-    outcome = gemm_throughput.judge(h100, ranks)
-    assert outcome.status == status
-    assert status == PASS or "rank 7" in outcome.summary
-
-
 @each(
     "products, status, message",
     [
@@ -195,11 +163,11 @@ def test_every_timed_product_has_to_be_verified(h100: View, products: Any, statu
 # What a dtype's rounding leaves of a product of 8192 terms, by its bits of mantissa: 23, 10, 10, 7 and, in fp8, 3.
 @each("dtype, most", [("float32", 1e-4), ("tf32", 5e-3), ("float16", 5e-3), ("bfloat16", 1e-2), ("float8", 2e-2)])
 def test_each_dtype_is_held_to_its_own_rounding(h100: View, dtype: str, most: float) -> None:
-    for error, status in ((most, PASS), (most * 1.01, FAIL), (-most, FAIL)):
+    for error, status in ((most, PASS), (most * 1.01, FAIL), (-most, FAIL), (NAN, FAIL), (None, ERROR)):
         ranks = entries(gemm_throughput, h100)
         ranks[2]["errors"][dtype] = error
         outcome = gemm_throughput.judge(h100, ranks)
-        assert (outcome.status, status == PASS or f"the {dtype} product" in outcome.summary) == (status, True)
+        assert (outcome.status, status == PASS or f"{dtype} product" in outcome.summary) == (status, True)
 
 
 @each("path", memory_bandwidth.PATHS)
@@ -242,52 +210,36 @@ def sampled(**changes: Any) -> Entry:
     return {"samples": [sample] * 9, "unread": None, "not_offered": {}}
 
 
-@each("value, status", [(397.0, WARN), (396.0, FAIL)])
-def test_a_power_capped_gpu_owes_what_its_cap_leaves_it(h100: View, value: float, status: str) -> None:
-    ranks = entries(gemm_throughput, h100)
-    ranks[1]["values"]["bfloat16"] = value
-    h100.snapshot.gpus[1].signals["power_limit"] = Signal(500.0)
-    outcome = gemm_throughput.judge(h100, ranks)
-    assert outcome.status == status
-    assert "capped at 500 of 700 W" in outcome.summary
-    assert outcome.limit is not None
-    if status == FAIL:
+CLOCKS = sampled(clock=1000, reasons=["applications clocks"])
+HOT = sampled(clock=1000, reasons=["hardware thermal slowdown"], temperature=92)
+
+
+@each(
+    "value, power, load, status, message",
+    [
+        (500.0, 500.0, None, WARN, "capped at 500 of 700 W"),
+        (397.0, 500.0, None, WARN, "capped at 500 of 700 W"),
+        (396.0, 500.0, None, FAIL, "capped at 500 of 700 W"),
+        (10.0, 200.0, None, WARN, "capped at 200 of 700 W"),  # what a GPU at a third of its power owes nobody knows
+        *((500.0, power, None, FAIL, "slow") for power in (0.0, -1.0, NAN, "500")),
+        (281.0, 700.0, CLOCKS, WARN, "its clock is set to 1000 of 1980 MHz"),
+        (280.0, 700.0, CLOCKS, FAIL, "its clock is set to 1000 of 1980 MHz"),
+        (400.0, 700.0, HOT, FAIL, "slow (1000 to 1000 MHz, 650 W, up to 92 C); hardware thermal slowdown"),
+    ],
+)
+def test_a_gpu_that_somebody_caps_owes_what_the_cap_leaves_it(
+    node: Node, value: float, power: Any, load: Any, status: str, message: str
+) -> None:
+    view = node("h100x8")
+    ranks = entries(gemm_throughput, view)
+    ranks[1]["values"]["bfloat16"], ranks[1]["load"] = value, load
+    view.snapshot.gpus[1].signals["power_limit"] = Signal(power)
+    outcome = gemm_throughput.judge(view, ranks)
+    assert (outcome.status, message in outcome.summary) == (status, True), outcome.summary
+    if value == 396:
+        assert outcome.limit is not None
         assert outcome.limit.value == pytest.approx(555 * 500 / 700, abs=0.1)
         assert "times 0.71 for the cap" in outcome.limit.source
-
-
-def test_what_a_gpu_at_a_third_of_its_power_owes_nobody_knows(h100: View) -> None:
-    ranks = entries(gemm_throughput, h100)
-    ranks[1]["values"]["bfloat16"] = 10.0
-    h100.snapshot.gpus[1].signals["power_limit"] = Signal(200.0)
-    assert gemm_throughput.judge(h100, ranks).status == WARN
-
-
-@each("limit", [0.0, -1.0, NAN, "500"])
-def test_a_cap_that_is_no_number_excuses_nothing(h100: View, limit: Any) -> None:
-    ranks = entries(gemm_throughput, h100)
-    ranks[1]["values"]["bfloat16"] = 500.0
-    h100.snapshot.gpus[1].signals["power_limit"] = Signal(limit)
-    assert gemm_throughput.judge(h100, ranks).status == FAIL
-
-
-@each("value, status", [(281.0, WARN), (280.0, FAIL)])
-def test_a_gpu_at_set_clocks_owes_what_they_leave_it(h100: View, value: float, status: str) -> None:
-    ranks = entries(gemm_throughput, h100)
-    ranks[2]["values"]["bfloat16"] = value
-    ranks[2]["load"] = sampled(clock=1000, reasons=["applications clocks"])
-    outcome = gemm_throughput.judge(h100, ranks)
-    assert outcome.status == status
-    assert "its clock is set to 1000 of 1980 MHz" in outcome.summary
-
-
-def test_low_clocks_that_nobody_set_excuse_nothing_and_are_told(h100: View) -> None:
-    ranks = entries(gemm_throughput, h100)
-    ranks[2]["values"]["bfloat16"] = 400.0
-    ranks[2]["load"] = sampled(clock=1000, reasons=["hardware thermal slowdown"], temperature=92)
-    outcome = gemm_throughput.judge(h100, ranks)
-    assert outcome.status == FAIL
-    assert "slow (1000 to 1000 MHz, 650 W, up to 92 C); hardware thermal slowdown" in outcome.summary
 
 
 def test_a_gpu_that_is_fast_enough_and_throttles_is_warned_of(h100: View) -> None:

@@ -77,13 +77,6 @@ def test_every_lie_is_named(node: Node, cpu: View) -> None:
     assert (lacking.status, lacking.code) == (FAIL, "kernels.no-cudnn")
 
 
-def test_a_cpu_dressed_as_a_gpu_fails_and_nothing_is_an_error(node: Node, cpu: View) -> None:
-    assert "computed on cpu" in kernels.judge(node("h100x8"), group(MEASURED, 1, gpu=False, backend=None)).summary
-    absences: list[list[Entry]] = [[], [{}], group({}, 1, gpu=False, backend=None)]
-    for nothing in absences:
-        assert kernels.judge(cpu, nothing).status == ERROR
-
-
 def test_each_level_runs_its_part_and_ranks_of_one_cpu_share_it() -> None:
     every = {level: kernels.examples(level, 5, 0, 1) for level in kernels.EXTENT}
     assert len(every["standard"]) == sum(len(row.sizes) for row in kernel_table.rows())

@@ -28,11 +28,9 @@ def test_memory_that_holds_every_pattern_passes(h100: View, cpu: View) -> None:
     outcome = memory_patterns.judge(h100, entries(h100))
     assert (outcome.status, outcome.value) == (PASS, 0)
     assert "540,672 MiB on 8 ranks held 7 patterns" in outcome.summary
-    assert memory_patterns.judge(h100, []).status == ERROR
     alone = entries(h100, tested=8 << 20, total=8 << 20)[:1]
     alone[0] |= {"world": 1, "is_cuda": False, "device": "cpu"}
     assert memory_patterns.judge(cpu, alone).status == PASS
-    assert memory_patterns.judge(h100, alone).status == FAIL
 
 
 @each("pattern", PATTERNS)
@@ -81,8 +79,3 @@ def test_a_gpu_somebody_else_fills_is_told(h100: View, tested: int, total: Any, 
     assert outcome.status == status
     if status == WARN:
         assert outcome.details["rank"] == 2
-
-
-def test_a_free_gpu_is_tested_as_far_as_it_is_asked_for() -> None:
-    # Some of a free GPU is the driver's, and two chunks are for comparing.
-    assert memory_patterns.TESTED.value < memory_patterns.SHARE * 0.95

@@ -51,19 +51,10 @@ def test_the_truth_passes_on_a_gpu_and_on_a_cpu(node: Node, cpu: View) -> None:
     assert (outcome.status, outcome.value) == (PASS, pytest.approx(2.4 / 3.1))
 
 
-def test_nothing_measured_is_an_error(cpu: View) -> None:
-    assert trainer.judge(cpu, []).status == ERROR
-    assert trainer.judge(cpu, [{}]).status == ERROR
-    assert trainer.judge(cpu, group({}, 1, gpu=False, backend=None)).status == ERROR
-
-
-def test_a_cpu_dressed_as_a_gpu_fails(node: Node) -> None:
-    assert trainer.judge(node("h100x8"), entries()).status == FAIL
-
-
 @each(
     "changes, status, code, message",
     [
+        ({"whole": {}, "resumed": {}}, ERROR, "unmeasured", "no training"),
         ({"absent": "transformers"}, SKIP, "no-transformers", "not installed"),
         ({"missing": ["accelerate"]}, SKIP, "missing", "installed without accelerate"),
         ({"stage": "resuming from step 4", "raised": "ValueError: no"}, FAIL, "raised", "step 4 raised ValueError: no"),

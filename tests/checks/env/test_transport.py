@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,154 +23,18 @@ Node = Callable[..., View]
 Put = Callable[..., View]
 NAN = float("nan")
 
-# Lines of logs that users posted, by where; host names are shortened.
-REAL: list[tuple[str, str, dict[str, Any]]] = [
-    (
-        "NVIDIA/nccl#385, 2.7: Ring in place of Channel is no connection that is known",
-        "[4] NCCL INFO Ring 00 : 12[41000] -> 11[2d000] via P2P/IPC",
-        {"edges": {}},
-    ),
-    (
-        "NVIDIA/nccl-tests#100, 2.8: bus ids, no connection's number",
-        "node2:1208:1249 [0] NCCL INFO Channel 00 : 0[e000] -> 1[13000] via P2P/IPC/read",
-        {"edges": {"0>1": ["P2P/IPC"]}},
-    ),
-    (
-        "NVIDIA/nccl#671: threads of one process",
-        "como:60725:60750 [2] NCCL INFO Channel 00 : 2[a000] -> 3[b000] via P2P/direct pointer",
-        {"edges": {"2>3": ["P2P/direct pointer"]}},
-    ),
-    (
-        "NVIDIA/nccl#892, H800, 2.18",
-        (
-            "036260b61d3a:33347:33367 [7] NCCL INFO Channel 15/0 : 7[7] -> 4[4] via P2P/direct pointer\n"
-            "036260b61d3a:33347:33366 [6] NCCL INFO NCCL_ALGO set by environment to Tree,Ring,,CollnetDirect,NVLS\n"
-            "036260b61d3a:33347:33366 [6] NCCL INFO 16 coll channels, 0 nvls channels, 16 p2p channels"
-        ),
-        {"edges": {"7>4": ["P2P/direct pointer"]}, "settings": {"NCCL_ALGO": "Tree,Ring,,CollnetDirect,NVLS"}},
-    ),
-    (
-        "NVIDIA/nccl#1609, 2.20: through the host's memory",
-        (
-            "dev01:533:1765 [2] NCCL INFO Channel 07 : 2[6] -> 3[7] via SHM/direct/direct\n"
-            "dev01:534:1763 [3] NCCL INFO Channel 00 : 3[7] -> 2[6] via SHM/direct/direct"
-        ),
-        {"edges": {"2>3": ["SHM/direct"], "3>2": ["SHM/direct"]}},
-    ),
-    (
-        "NVIDIA/nccl#1189, H20: InfiniBand between hosts, cuMem within",
-        (
-            "H20-GPU-06:4015539:4015652 [0] NCCL INFO Channel 07/0 : 0[0] -> 2[0] [receive] via NET/IB/3/GDRDMA\n"
-            "H20-GPU-06:4015540:4015653 [1] NCCL INFO Channel 01/0 : 3[1] -> 1[1] [send] via NET/IB/2/GDRDMA\n"
-            "H20-GPU-06:4015540:4015653 [1] NCCL INFO Channel 00/0 : 3[1] -> 2[0] via P2P/CUMEM"
-        ),
-        {"edges": {"0>2": ["NET/IB"], "3>1": ["NET/IB"], "3>2": ["P2P/CUMEM"]}},
-    ),
-    (
-        "NVIDIA/nccl#1814: a plugin's network",
-        "host:981:1267 [1] NCCL INFO Channel 01/0 : 26[2] -> 33[1] [receive] via NET/IBext_v8/4",
-        {"edges": {"26>33": ["NET/IBext_v8"]}},
-    ),
-    (
-        "NVIDIA/nccl#952: sockets",
-        "host:926:1151 [7] NCCL INFO Channel 03/0 : 15[7] -> 6[6] [send] via NET/Socket/3",
-        {"edges": {"15>6": ["NET/Socket"]}},
-    ),
-    (
-        "NVIDIA/nccl#1817, L20, 2.20.5",
-        (
-            "host:3884994:3884994 [0] NCCL INFO cudaDriverVersion 12060\n"
-            "NCCL version 2.20.5+cuda12.4\n"
-            "host:3884994:3885025 [3] NCCL INFO NET/Socket : Using [0]eth0:10.45.223.193<0>\n"
-            "host:3884994:3885025 [3] NCCL INFO Using non-device net plugin version 0\n"
-            "host:3884994:3885025 [3] NCCL INFO Using network Socket"
-        ),
-        {"edges": {}, "version": "2.20.5", "network": "Socket", "lines": 4},
-    ),
-    (
-        "NVIDIA/nccl#1538, 2.22: multicast there",
-        "worker-0:5668:5722 [5] NCCL INFO NVLS multicast support is available on dev 5",
-        {"nvls": {"available": True, "used": False, "trouble": None}},
-    ),
-    (
-        "NVIDIA/nccl#1466: multicast not there",
-        "pod-id:1:2 [3] NCCL INFO NVLS multicast support is not available on dev 3",
-        {"nvls": {"available": False, "used": False, "trouble": None}},
-    ),
-    (
-        "vllm's measurement of NVLink SHARP, 8xH200, 2.21",
-        (
-            "NCCL INFO NVLS comm 0x765a3b0 headRank 3 nHeads 8 buffSize 4194304 memSize 2097152 "
-            "nvlsPerRankSize 301989888 nvlsTotalSize 2415919104"
-        ),
-        {"nvls": {"available": None, "used": True, "trouble": None}},
-    ),
-    (
-        "an inference benchmark on 8xH100, 2.28: buffers for NVLS, which NCCL_ALGO rules out",
-        (
-            "gpu:1801:1801 [6] NCCL INFO NVLS comm 0x55c4d3fd8fd0 headRank 6 nHeads 8 nvlsRanks 8 buffSize 1048576 "
-            "nvlsPerRankSize 33554432 nvlsTotalSize 268435456\n"
-            "gpu:1801:1801 [6] NCCL INFO NCCL_ALGO set by environment to ring,tree"
-        ),
-        {"nvls": {"available": None, "used": True, "trouble": None}, "settings": {"NCCL_ALGO": "ring,tree"}},
-    ),
-    (
-        "NVIDIA/nccl#1788, 8xH100, 2.26.2: the fabric manager's trouble",
-        (
-            "[2025-07-21 19:05:29] node004:27907:27907 [1] transport/nvls.cc:254 NCCL WARN Cuda failure 401 "
-            "'the operation cannot be performed in the present state'"
-        ),
-        {
-            "nvls": {
-                "available": None,
-                "used": False,
-                "trouble": "nvls.cc:254 NCCL WARN Cuda failure 401 'the operation cannot be performed in the present "
-                "state'",
-            }
-        },
-    ),
-    (
-        "NVIDIA/nccl#1595, 2.23: an algorithm by its number",
-        "[0] NCCL INFO 805306368 Bytes -> Algo 1 proto 2 time 3970.683594",
-        {"algorithms": {"any": "RING"}},
-    ),
-    (
-        "8xH100, 2.30.7: the largest message counts",
-        (
-            "AllReduce: 2097152 Bytes -> Algo NVLS proto SIMPLE channel{Lo..Hi}={0..15}\n"
-            "AllReduce: 4096 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}"
-        ),
-        {"algorithms": {"AllReduce": "NVLS"}},
-    ),
-]
+REAL = yaml.safe_load((Path(__file__).parents[2] / "data" / "nccl_logs.yaml").read_text(encoding="utf-8"))
 
 
-@each("log, data", [row[1:] for row in REAL])
+@each("log, data", [(row["log"], row["said"]) for row in REAL])
 def test_a_real_line_is_read(log: str, data: dict[str, Any]) -> None:
     parsed = transports.parse(log)
     assert {name: parsed[name] for name in data} == data
 
 
 WORDS = st.sampled_from(
-    [
-        "NCCL INFO ",
-        "NCCL WARN ",
-        "Channel 00/0 : ",
-        "1[1] -> ",
-        "0[0]",
-        " via ",
-        "P2P/",
-        "NET/",
-        "Bytes -> Algo ",
-        "9" * 30,
-        "² proto",
-        "AllReduce: 8 ",
-        " set by environment to ",
-        "NVLS comm 0x",
-        "Using network ",
-        "\n",
-        "\0",
-    ]
+    "NCCL INFO |NCCL WARN |Channel 00/0 : |1[1] -> |0[0]| via |P2P/|NET/|Bytes -> Algo |² proto|AllReduce: 8 |"
+    f" set by environment to |NVLS comm 0x|Using network |\n|\0|{'9' * 30}".split("|")
 )
 
 

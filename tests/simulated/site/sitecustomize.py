@@ -14,7 +14,7 @@ from typing import Any
 # Sizes that take a GPU a moment and a CPU minutes; what they are is no part of what is simulated.
 SMALLER: dict[str, dict[str, Any]] = {
     "env.gemm_throughput": {"SIZE": 512, "PREHEAT": 0.05, "WARMUP": 1, "ITERATIONS": 3},
-    "env.memory_bandwidth": {"ON_CARD": 1 << 23, "ACROSS": 1 << 22, "ITERATIONS": 5},
+    "env.memory_bandwidth": {"ON_CARD": 1 << 23, "ACROSS": 1 << 22, "TURNS": (2, 5)},
     "support.gpu_speed": {"FLUSH": 1 << 20},
     "env.fingerprint": {"SIZE": {"cuda": 256}, "REPEATS": {"cuda": 3}},
     "collectives.collective_cases": {"LARGE": {"cuda": 4099}},
