@@ -21,7 +21,6 @@ def install(torch: Any) -> None:
 
     graph._engine_run_backward = torch.autograd._engine_run_backward = run
     _functions_of_autograd(torch)
-    _hooks_of_saved_tensors(torch)
     _generator(torch)
     then = torch._C.Future.then
 
@@ -64,24 +63,6 @@ def _functions_of_autograd(torch: Any) -> None:
         return back(self, *(tensors.marked(torch, one, where) for one in args))
 
     function.apply, backward.apply = classmethod(apply), apply_back
-
-
-def _hooks_of_saved_tensors(torch: Any) -> None:
-    """See what runs in the hooks that C++ calls for what a backward pass needs, as in torch.utils.checkpoint."""
-    mode, hooks = tensors.mode_of(torch), torch.autograd.graph.saved_tensors_hooks
-    begin = hooks.__init__
-
-    def seen(hook: Any) -> Any:
-        def called(given: Any) -> Any:
-            with mode():
-                return hook(given)
-
-        return called
-
-    def entered(self: Any, pack_hook: Any, unpack_hook: Any) -> None:
-        begin(self, seen(pack_hook), seen(unpack_hook))
-
-    hooks.__init__ = entered
 
 
 def _generator(torch: Any) -> None:

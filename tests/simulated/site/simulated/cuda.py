@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from . import autograd, casts, gpu, kernels, nccl, tensors
+from . import autograd, casts, gpu, nccl, tensors
 
 
 class Event:
@@ -196,7 +196,6 @@ def install(torch: Any) -> None:
     tensors.install(torch)
     autograd.install(torch)
     casts.install(torch)
-    kernels.install(torch)
     _accelerator(torch)
     if torch.distributed.is_available():
         nccl.install(torch)
