@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -273,10 +273,8 @@ def _registries(profile: Profile, _options: RenderOptions) -> dict[str, str]:
     return {"/etc/containers/registries.conf.d/envcheck.conf": "\n".join(parts)}
 
 
-# Lists the variables that an earlier call set, so that the next call can restore them: ENVCHECK_MIRROR_WAS_NAME keeps
-# the earlier value of the variable NAME.
+# Lists the variables that an earlier call set, so that the next call can unset them.
 SET_VARIABLE: Final = "ENVCHECK_MIRROR_SET"
-_SAVED_PREFIX: Final = "ENVCHECK_MIRROR_WAS_"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # For uv, current pip and huggingface_hub; for pip before 24.2, overriding its file; for programs that use requests.
 _CA_VARIABLES: Final = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
@@ -285,34 +283,15 @@ _SEPARATOR: Final = re.compile(r"[\s,]")
 
 
 def _env(profile: Profile, options: RenderOptions) -> dict[str, str]:
-    """Return lines for a POSIX shell's `eval`: restore the variables of an earlier call, save their values, set ours.
+    """Return lines for a POSIX shell's `eval`: unset the variables of an earlier call, then set the profile's.
 
-    The shell looks secrets up after the restore, so no host gets the secret of an earlier profile.
+    The shell looks secrets up after that, so no host gets the secret of an earlier profile.
     """
-    words, lines = _exports(profile, options), []
-    for name in _variable_names(options.before):
-        saved = f"{_SAVED_PREFIX}{name}"
-        restore = f'export {name}="${saved}"; unset {saved}'
-        lines.append(f'if [ -n "${{{saved}+x}}" ]; then {restore}; else unset {name}; fi')
-    lines += [f'[ -z "${{{name}+x}}" ] || export {_SAVED_PREFIX}{name}="${name}"' for name in words]
-    lines += [f"export {name}={word}" for name, word in words.items()]
-    if words:
-        lines.append(f"export {SET_VARIABLE}={shlex.quote(' '.join(words))}")
-    elif options.before:
-        lines.append(f"unset {SET_VARIABLE}")
+    words = _exports(profile, options)
+    unset = [name for name in (*options.before, *([SET_VARIABLE] if options.before else [])) if _NAME.fullmatch(name)]
+    lines = [f"unset {name}" for name in unset] + [f"export {name}={word}" for name, word in words.items()]
+    lines += [f"export {SET_VARIABLE}={shlex.quote(' '.join(words))}"] if words else []
     return {"envcheck.sh": "".join(f"{line}\n" for line in lines)}
-
-
-def restored_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment as it was before any call, as the shell restores it."""
-    names = _variable_names(environ.get(SET_VARIABLE, "").split())
-    set_by_us = {SET_VARIABLE, *names, *(f"{_SAVED_PREFIX}{name}" for name in names)}
-    saved = {name: environ[f"{_SAVED_PREFIX}{name}"] for name in names if f"{_SAVED_PREFIX}{name}" in environ}
-    return {name: value for name, value in environ.items() if name not in set_by_us} | saved
-
-
-def _variable_names(texts: Iterable[str]) -> list[str]:
-    return [name for name in dict.fromkeys(texts) if _NAME.fullmatch(name)]
 
 
 def _exports(profile: Profile, options: RenderOptions) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
+import os
 from pathlib import Path
 from typing import Any, get_args
 
@@ -128,3 +130,11 @@ def test_user_is_what_was_chosen_and_none_before(tmp_path: Path, monkeypatch: py
         load("user")
     assert model.write_choice(None) == model.write_choice(None) == tmp_path / "envcheck/mirror"
     assert load("user") == Profile(name="none")
+    (tmp_path / "envcheck/mirror").write_text("tuna")
+    monkeypatch.setattr(Path, "read_text", _refuse)
+    with pytest.raises(ConfigError, match=r"/mirror: cannot read the chosen mirror: Permission denied.* --mirror none"):
+        model.read_choice()
+
+
+def _refuse(*_: object, **__: object) -> str:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

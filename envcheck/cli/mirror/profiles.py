@@ -30,7 +30,6 @@ from envcheck.mirrors.settings import (
     RenderOptions,
     notes,
     render,
-    restored_environment,
     settings_of,
 )
 
@@ -132,7 +131,7 @@ def show_(options: MirrorShowOptions, settings: Settings) -> None:
     With --format, print the settings on standard output, and what they cannot do on standard error. They name a CA and
     places of secrets on this machine, never a secret. apt's are for this machine's release.
 
-    --format env prints commands of a POSIX shell, which first restore what an earlier call set; `none` does only that.
+    --format env prints commands of a POSIX shell, which first unset what an earlier call set; `none` does only that.
 
     \b
     envcheck mirror show tuna
@@ -158,14 +157,14 @@ def show_(options: MirrorShowOptions, settings: Settings) -> None:
 def _for_this_shell(options: RenderOptions, profile: Profile) -> RenderOptions:
     """Return the options with what an earlier call set in this shell, and with a CA bundle for programs.
 
-    SSL_CERT_FILE replaces all other roots: the bundle has the profile's, and this machine's before any call.
+    SSL_CERT_FILE replaces all other roots: the bundle has the profile's and this machine's, none of an earlier call.
     """
-    roots, path = ca_bundle(profile, restored_environment(os.environ)), None
+    before = tuple(os.environ.get(SET_VARIABLE, "").split())
+    roots, path = ca_bundle(profile, {name: os.environ[name] for name in os.environ if name not in before}), None
     if roots is not None:
         path = state_path("ca", f"{hashlib.sha256(roots.encode()).hexdigest()[:16]}.pem")
         path.parent.mkdir(parents=True, exist_ok=True)
         safe_files.put(path, roots.encode())
-    before = tuple(os.environ.get(SET_VARIABLE, "").split())
     return msgspec.structs.replace(options, before=before, ca=str(path) if path is not None else None)
 
 

@@ -9,7 +9,6 @@ import http.client
 import json
 import re
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from typing import Any
 import pytest
 
 from tests.http_server import Answer, Request, Server, Servers, ranged
-from tests.mirrors.site.conftest import envcheck
-from tests.mirrors.site.upstreams import answers, free_ports, get
-from tests.waiting import PATIENCE, eventually
+from tests.mirrors.site.conftest import envcheck, running
+from tests.mirrors.site.upstreams import free_ports, get
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.tools
 CONTENT = bytes(range(256)) * 80_000  # 20 MB: three slices
@@ -56,28 +55,13 @@ def behind(
     for name, content in {"users": "me:{PLAIN}secret\n", "tokens": '"Bearer right" 1;\n'}.items():
         (tmp_path / name).write_text(content)
     more = [option.format(root=tmp_path) for option in getattr(request, "param", ())]
-    link = server.url
-    (tmp_path / "profile.yaml").write_text(f"pypi: [{{url: {link}/simple}}]\n")
-    options = (
-        "--no-pytorch",
-        "--mirror",
-        str(tmp_path / "profile.yaml"),
-        "--link",
-        link,
-        "--port",
-        str(port),
-        "--min-free",
-        "0",
-        *more,
-    )
-    done = envcheck("mirror", "site", "render", str(site), *options)
+    (tmp_path / "profile.yaml").write_text(f"pypi: [{{url: {server.url}/simple}}]\n")
+    options = ("--no-pytorch", "--mirror", str(tmp_path / "profile.yaml"), "--link", server.url, "--min-free", "0")
+    done = envcheck("mirror", "site", "render", str(site), *options, "--port", str(port), *more)
     assert done.returncode == 0, done.stderr
-    command = [nginx, "-p", str(site), "-e", f"{site}/logs/error.log", "-c", f"{site}/nginx/nginx.conf"]
-    process = subprocess.Popen([*command, "-g", "daemon off; user root;"], stderr=subprocess.DEVNULL)
-    answers(f"http://127.0.0.1:{port}/", process)
-    yield server, site, port
-    process.terminate()
-    process.wait(PATIENCE)
+    assert nginx
+    with running(site, "olah"):
+        yield server, site, port
 
 
 def logged(site: Path, key: str) -> list[Any]:
