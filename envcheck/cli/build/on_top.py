@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -439,7 +438,7 @@ class _Wheels:
         """Compile or fetch the wheels, and yield a directory that has them."""
         with contextlib.ExitStack() as stack:
             with disk_errors(self._store.root), self._store.held():
-                with transfer_options(self._settings, profile, threading.Event()) as means:
+                with transfer_options(self._settings, profile) as means:
                     wheels = [*self._compiled(profile, means), *self._fetched(means)]
                 folder = stack.enter_context(viewed(self._store, wheels))
             yield folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ from envcheck.cli.options import (
     command_with,
     complete_cells,
 )
-from envcheck.cli.shared.process import stopping
 from envcheck.cli.sources.store import disk_errors, format_bytes, open_store, transfer_options
 from envcheck.counting import counted
 from envcheck.data import data_path
@@ -135,8 +133,7 @@ def _fetched(settings: Settings, store: Store, options: StoreReleaseOptions) -> 
     required += [str(file.sha256) for revision in revisions for file in revision.files]
     for name in releases.remove_damaged(store, required):
         click.echo(f"{name}: damaged in the store, removed", err=True)
-    stop = threading.Event()
-    with transfer_options(settings, profile, stop) as options_for, stopping(stop):
+    with transfer_options(settings, profile) as options_for:
         for python, of_cell in locks:
             wheels.bring(store, of_cell, python, profile, options_for)
             present = wheels.held(store, of_cell, python)

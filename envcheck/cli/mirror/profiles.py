@@ -24,14 +24,7 @@ from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.host_config import ca_bundle, distribution
 from envcheck.mirrors.profiles.load import BUILT_IN_NAMES, Preset, PresetEntry, load, presets
 from envcheck.mirrors.profiles.model import Profile
-from envcheck.mirrors.settings import (
-    FORMATS,
-    SET_VARIABLE,
-    RenderOptions,
-    notes,
-    render,
-    settings_of,
-)
+from envcheck.mirrors.settings import FORMATS, SET_VARIABLE, RenderOptions, notes, render, settings_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,9 +57,8 @@ def disk_errors(root: Path) -> Iterator[None]:
         raise  # from the reader of our output, not from the store
     except OSError as error:
         message = f"{error.filename or root}: {error.strerror or error}"
-        raise UnavailableError(
-            message, fix=_MEND.get(error.errno or 0, "fix its permissions, or choose another")
-        ) from error
+        fix = _MEND.get(error.errno or 0, "fix its permissions, or choose another")
+        raise UnavailableError(message, fix=fix) from error
 
 
 @contextlib.contextmanager
@@ -81,19 +80,14 @@ def progress_bar(settings: Settings, title: str) -> Iterator[tuple[Callable[[str
 
 
 @contextlib.contextmanager
-def transfer_options(
-    settings: Settings, profile: Profile, stop: threading.Event | None = None
-) -> Iterator[Callable[[str], TransferOptions]]:
-    """Yield a function that returns the transfer options for a file name, with the profile's client."""
-    client, stop = hub_client(profile), stop or threading.Event()
-    with progress_bar(settings, "") as (say, progress):
-
-        def note(text: str) -> None:
-            say(f"  {text}")
+def transfer_options(settings: Settings, profile: Profile) -> Iterator[Callable[[str], TransferOptions]]:
+    """Yield a function that returns the transfer options for a file name; an interrupt stops the transfers."""
+    client, stop = hub_client(profile), threading.Event()
+    with progress_bar(settings, "") as (say, progress), stopping(stop):
 
         def options_for(name: str) -> TransferOptions:
-            note(name)
-            return TransferOptions(client, progress=progress, note=note, stop=stop)
+            say(f"  {name}")
+            return TransferOptions(client, progress=progress, note=lambda text: say(f"  {text}"), stop=stop)
 
         yield options_for
 
@@ -112,8 +106,7 @@ def prefetched_wheels(
         hold = store.held() if fetch else contextlib.nullcontext()
         with disk_errors(store.root), hold:
             if fetch:
-                stop = threading.Event()
-                with transfer_options(settings, profile, stop) as options_for, stopping(stop):
+                with transfer_options(settings, profile) as options_for:
                     wheels.bring(store, locks, python, profile, options_for)
             stored = wheels.held(store, locks, python)
             folder = stack.enter_context(wheels.viewed(store, stored, None if fetch else str(spec.cell)))
