@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 
 class EnvcheckError(Exception):
@@ -24,6 +24,11 @@ class ConfigError(EnvcheckError):
     """A file, option or selector is wrong (exit 2)."""
 
     exit_code = 2
+
+
+def refuse(message: str, fix: str) -> NoReturn:
+    """Raise ConfigError."""
+    raise ConfigError(message, fix=fix)
 
 
 class NothingLegalError(EnvcheckError):

@@ -6,10 +6,10 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, NoReturn
+from typing import Final, Literal, NamedTuple
 
 from envcheck import safe_files
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.fleet.files import read_files
 from envcheck.fleet.hostlist import natural, unfold
 from envcheck.matrix.facts.lookup import Facts, find_gpu, suggest
@@ -48,7 +48,7 @@ def of_places(places: Iterable[Path]) -> Inventory:
     kind_of: dict[str, tuple[NodeKind, str]] = {}
     for where, kind, node in itertools.chain.from_iterable(map(_of_csv, tables)):
         if node in kind_of:
-            _refuse(f"{where}: {node} is in {kind_of[node][1]} too", "name each node once")
+            refuse(f"{where}: {node} is in {kind_of[node][1]} too", "name each node once")
         kind_of[node] = kind, where
     notes = []
     files = read_files(place for place in everything if place not in tables)
@@ -62,17 +62,13 @@ def of_places(places: Iterable[Path]) -> Inventory:
             notes.append(f"{file.path} {file.note or lacking}")
     if not kind_of:
         why = f": {notes[0]}" if notes else ""
-        _refuse(f"no node with a GPU and a driver in {', '.join(map(str, everything))}{why}", _FIX)
+        refuse(f"no node with a GPU and a driver in {', '.join(map(str, everything))}{why}", _FIX)
     names, first = defaultdict[NodeKind, list[str]](list), dict[NodeKind, str]()
     for node in sorted(kind_of, key=natural):
         kind, where = kind_of[node]
         names[kind].append(node)
         first.setdefault(kind, where)
     return Inventory(dict(names), notes, first)
-
-
-def _refuse(message: str, fix: str = _FIX) -> NoReturn:
-    raise ConfigError(message, fix=fix)
 
 
 def _of_csv(path: Path) -> Iterator[tuple[str, NodeKind, str]]:
@@ -82,27 +78,27 @@ def _of_csv(path: Path) -> Iterator[tuple[str, NodeKind, str]]:
         rows = csv.DictReader(io.StringIO(content), skipinitialspace=True, strict=True)
         header = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
         if not set(_NEEDED) <= set(header) <= {*_NEEDED, "arch"} or len(header) > len(set(header)):
-            _refuse(f"{path}:1: the columns are {', '.join(header)[:60]!r}")
+            refuse(f"{path}:1: the columns are {', '.join(header)[:60]!r}", _FIX)
         for row in rows:
             where = f"{path}:{rows.line_num}"
             try:
                 kind, nodes = _csv_row(row)
             except ConfigError as error:
-                _refuse(f"{where}: {error.message}", error.fix or _FIX)
+                refuse(f"{where}: {error.message}", error.fix or _FIX)
             yield from ((where, kind, node) for node in nodes)
     except (UnicodeDecodeError, csv.Error) as error:
-        _refuse(f"{path} is not CSV: {error}")
+        refuse(f"{path} is not CSV: {error}", _FIX)
 
 
 def _csv_row(row: dict[str | None, str | None]) -> tuple[NodeKind, list[str]]:
     values = {name: (row.get(name) or "").strip() for name in (*_NEEDED, "arch")}
     if None in row or not all(values[name] for name in _NEEDED):
-        _refuse("a line needs a node, a GPU and a driver, and no more than the header names")
+        refuse("a line needs a node, a GPU and a driver, and no more than the header names", _FIX)
     arch = _ARCHS.get(values["arch"].lower())
     if arch is None:
-        _refuse(f"{values['arch'][:20]!r} is not a host architecture", "write x86_64 or aarch64")
+        refuse(f"{values['arch'][:20]!r} is not a host architecture", "write x86_64 or aarch64")
     if not DRIVER_VERSION.fullmatch(values["driver"]):
-        _refuse(f"{values['driver'][:20]!r} is not a driver version", "write it as nvidia-smi prints it, 570.124.06")
+        refuse(f"{values['driver'][:20]!r} is not a driver version", "write it as nvidia-smi prints it, 570.124.06")
     gpus = tuple(gpu.strip() for gpu in values["gpu"].split("+"))
     return NodeKind(gpus, values["driver"], arch), unfold(values["node"])
 
@@ -161,12 +157,12 @@ def plan(matrix: Matrix, inventory: Inventory, wish: Query) -> FleetPlan:
     kinds = sorted(inventory.names, key=lambda kind: (-len(inventory.names[kind]), kind))
     if len(kinds) > MOST_KINDS:
         few = f"are more than the {MOST_KINDS} of one plan"
-        _refuse(f"{len(kinds)} kinds of nodes (GPU, driver, architecture) {few}", "plan for a part of the fleet")
+        refuse(f"{len(kinds)} kinds of nodes (GPU, driver, architecture) {few}", "plan for a part of the fleet")
     for name, where in ((name, inventory.first[kind]) for kind in kinds for name in kind.gpus):
         if find_gpu(matrix, name) is None:
             near = " or ".join(suggest(matrix, name))
             hint = f"did you mean {near}?" if near else "`envcheck matrix show --list-gpus` lists them"
-            _refuse(f"{where}: no GPU named {name[:60]!r} in the matrix", hint)
+            refuse(f"{where}: no GPU named {name[:60]!r} in the matrix", hint)
     queries = [wish.replace(driver=kind.driver, gpus=[*kind.gpus], arch=kind.arch) for kind in kinds]
     verdicts = _verdicts(matrix, queries)
     cells = _chosen(verdicts)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from envcheck.counting import counted
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.fleet.one_report import NodeReport, NotAReportError, node_of_file, read
 from envcheck.runner.schema import encodable
 from envcheck.safe_files import read_regular
@@ -59,8 +59,10 @@ def _paths(places: Iterable[Path]) -> Iterator[str]:
         elif os.path.lexists(place):
             yield str(place)
         else:
-            message = f"{place}: no such file or directory"
-            raise ConfigError(message, fix="name the directory that `envcheck run --output DIR/` wrote, or its files")
+            refuse(
+                f"{place}: no such file or directory",
+                "name the directory that `envcheck run --output DIR/` wrote, or its files",
+            )
 
 
 def _below(folder: str) -> Iterator[str]:
@@ -115,8 +117,7 @@ def history_lines(files: Iterable[FleetFile], who: str) -> Iterator[str]:
             why = [f"{c.check} [{c.code}]" for c in about if c.status == "fail"]
             failures[report.digest] = file.at, file.node, why
     if not failures:
-        message = f"there is no report of {who[:60]!r}"
-        raise ConfigError(message, fix="name directories with reports of it, or check the name")
+        refuse(f"there is no report of {who[:60]!r}", "name directories with reports of it, or check the name")
     yield f"{who}: failed in {sum(bool(why) for _, _, why in failures.values())} of {counted(len(failures), 'run')}"
     for at, node, why in sorted(failures.values(), reverse=True):
         time = dt.datetime.fromtimestamp(at, dt.timezone.utc).isoformat(timespec="seconds")

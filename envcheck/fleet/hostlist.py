@@ -4,9 +4,9 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Final, NoReturn
+from typing import Final
 
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 
 # More names than any fleet; `a[1-999999999]` must not fill the memory.
 MOST: Final = 1 << 17
@@ -14,6 +14,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _ENTRY: Final = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
 _LAST_NUMBER: Final = re.compile(r"(.*?)([0-9]{1,18})([^0-9]*)", re.DOTALL)
 _RANGE: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_FIX: Final = "write a Slurm host list: n1,n[3-8],gpu[001-064]"
 
 
 def is_name(text: str) -> bool:
@@ -26,18 +27,18 @@ def unfold(text: str) -> list[str]:
     names: dict[str, None] = {}
     for entry in filter(None, re.split(r"[,\s]+(?![^\[]*\])", text)):
         if _ENTRY.fullmatch(entry) is None:
-            _refuse(f"{entry[:40]!r} is not an entry of a host list")
+            refuse(f"{entry[:40]!r} is not an entry of a host list", _FIX)
         # At odd places stand the brackets' contents.
         parts = re.split(r"\[([^\[\]]*)\]", entry)
         choices = [_numbers(part, entry) if place % 2 else [part] for place, part in enumerate(parts)]
         for name in itertools.islice(map("".join, itertools.product(*choices)), MOST + 1):
             if not is_name(name):
-                _refuse(f"{name[:40]!r} of the host list is not a node's name")
+                refuse(f"{name[:40]!r} of the host list is not a node's name", _FIX)
             names[name] = None
         if len(names) > MOST:
-            _refuse(f"the host list {entry[:40]!r} has more than {MOST:,} names")
+            refuse(f"the host list {entry[:40]!r} has more than {MOST:,} names", _FIX)
     if not names:
-        _refuse(f"the host list {text[:40]!r} names no node")
+        refuse(f"the host list {text[:40]!r} names no node", _FIX)
     return [*names]
 
 
@@ -47,15 +48,11 @@ def _numbers(listed: str, entry: str) -> list[str]:
         match = _RANGE.fullmatch(part.strip())
         low, high = (match[1], match[2] or match[1]) if match else ("1", "0")
         if int(high) < int(low):
-            _refuse(f"{part.strip()[:40]!r} in {entry[:40]!r} is not a number or a range")
+            refuse(f"{part.strip()[:40]!r} in {entry[:40]!r} is not a number or a range", _FIX)
         if len(numbers) + int(high) - int(low) >= MOST:
-            _refuse(f"the host list {entry[:40]!r} has more than {MOST:,} names")
+            refuse(f"the host list {entry[:40]!r} has more than {MOST:,} names", _FIX)
         numbers += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
     return numbers
-
-
-def _refuse(message: str) -> NoReturn:
-    raise ConfigError(message, fix="write a Slurm host list: n1,n[3-8],gpu[001-064]")
 
 
 def fold(names: Iterable[str]) -> str:
@@ -64,7 +61,7 @@ def fold(names: Iterable[str]) -> str:
     plain = []
     for name in dict.fromkeys(names):
         if not is_name(name):
-            _refuse(f"{name[:40]!r} cannot stand in a host list")
+            refuse(f"{name[:40]!r} cannot stand in a host list", _FIX)
         match = _LAST_NUMBER.fullmatch(name)
         if match is None:
             plain.append(name)

@@ -6,7 +6,7 @@ import shlex
 from typing import Any, Final, Literal, NamedTuple
 
 from envcheck.data import rendered
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 
 # Slurm ends a HealthCheckProgram after 60 s (slurm.conf(5)); the script needs some of it to start and to end.
 HEALTH_SECONDS: Final = 45
@@ -57,22 +57,24 @@ def context(values: LaunchValues, system: str) -> dict[str, Any]:
     for name, (pattern, expected) in _SAFE.items():
         value = getattr(values, name)
         if value is not None and not re.fullmatch(pattern, value):
-            message = f"--{name} {value[:200]!r} cannot stand in a launch file"
-            raise ConfigError(message, fix=f"give {expected}")
+            refuse(f"--{name} {value[:200]!r} cannot stand in a launch file", f"give {expected}")
     if (values.image is None) == (values.python is None) or (system == "kubernetes" and values.image is None):
-        message = "a pod runs an image" if system == "kubernetes" else "one environment is judged"
-        raise ConfigError(message, fix="give --image REPOSITORY@sha256:DIGEST, or for Slurm --python PATH on the nodes")
+        refuse(
+            "a pod runs an image" if system == "kubernetes" else "one environment is judged",
+            "give --image REPOSITORY@sha256:DIGEST, or for Slurm --python PATH on the nodes",
+        )
     variables = [_variable(text) for text in values.variables]
     if len(dict(variables)) < len(variables):
-        message = "--env gives a variable twice"
-        raise ConfigError(message, fix="give it once")
+        refuse("--env gives a variable twice", "give it once")
     for option, value, least, most in (
         ("--max-age", values.max_age, 60, math.inf),
         ("--budget", values.budget, 5, _LONGEST_BUDGET),
     ):
         if not least <= value <= most:
-            message = f"{option} {value:g}s is too short for a node, or longer than a gate may take"
-            raise ConfigError(message, fix=f"give {least}s or more{'' if most == math.inf else ', at most 18h'}")
+            refuse(
+                f"{option} {value:g}s is too short for a node, or longer than a gate may take",
+                f"give {least}s or more{'' if most == math.inf else ', at most 18h'}",
+            )
     max_age, budget = round(values.max_age), round(values.budget)
     target = f"--image {values.image}" if values.image else f"--python {shlex.quote(values.python or '')}"
     return {
@@ -92,8 +94,10 @@ def context(values: LaunchValues, system: str) -> dict[str, Any]:
 def _variable(text: str) -> tuple[str, str]:
     match = _VARIABLE.fullmatch(text)
     if match is None:
-        message = f"--env {text[:200]!r} is not NAME=VALUE of the network"
-        raise ConfigError(message, fix="give NCCL_*, FI_*, UCX_*, GLOO_* and the like; set others in the image")
+        refuse(
+            f"--env {text[:200]!r} is not NAME=VALUE of the network",
+            "give NCCL_*, FI_*, UCX_*, GLOO_* and the like; set others in the image",
+        )
     return match[1], match[3]
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from envcheck.counting import counted
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.reports.phrases import number
 from envcheck.reports.redact import UNKEYED
 
@@ -171,8 +171,7 @@ def read(content: bytes, stem: str) -> NodeReport:
         return _reading(document, hashlib.blake2b(content, digest_size=32).hexdigest(), stem)
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         # Whatever one report holds, the others are read.
-        message = f"is a report that holds what no run writes ({type(error).__name__})"
-        raise ConfigError(message, fix=_FIX) from error
+        refuse(f"is a report that holds what no run writes ({type(error).__name__})", _FIX)
 
 
 def _unreadable(content: bytes, error: Exception) -> Exception:

@@ -17,7 +17,7 @@ from envcheck.cli.report_output import Node, Output, OutputType
 from envcheck.cli.shared.process import console as new_console
 from envcheck.cli.shared.process import note, status_of
 from envcheck.counting import counted
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.fleet.group.membership import Membership, membership
 from envcheck.fleet.group.outcome import FORMED, of_group, of_node
 from envcheck.fleet.group.session import chosen, met
@@ -154,12 +154,16 @@ def pairs(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG00
     Exit 0: every node passed in a group; 1: a fault; 2: wrong usage; 3: undetermined: a group never formed.
     """
     if not options.state.parent.is_dir():
-        message = f"--state {options.state}: there is no directory {options.state.parent}"
-        raise ConfigError(message, fix="create it on a file system that all nodes share")
+        refuse(
+            f"--state {options.state}: there is no directory {options.state.parent}",
+            "create it on a file system that all nodes share",
+        )
     nodes = tuple(unfold(options.nodes))
     if len(nodes) < 2:  # noqa: PLR2004 (a group)
-        message = f"--nodes {options.nodes[:60]!r} names {counted(len(nodes), 'node')}"
-        raise ConfigError(message, fix="name two nodes or more; one node alone is `envcheck run`")
+        refuse(
+            f"--nodes {options.nodes[:60]!r} names {counted(len(nodes), 'node')}",
+            "name two nodes or more; one node alone is `envcheck run`",
+        )
     fleet = Fleet(nodes, options.mode or ("diagnose" if len(nodes) > SMALL else "tournament"))
     folder = options.state.absolute().with_name(f"{options.state.stem}-reports")
     launcher = Launcher(checked(options.launch), folder, options.timeout)
@@ -169,8 +173,10 @@ def pairs(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG00
         return 0
     first = shlex.split(launcher.template)[0]
     if first != "{command}" and shutil.which(first) is None:
-        message = f"{first} is not on PATH, so that no test can start"
-        raise ConfigError(message, fix="run this where Slurm's srun is, or give --launch a command of your own")
+        refuse(
+            f"{first} is not on PATH, so that no test can start",
+            "run this where Slurm's srun is, or give --launch a command of your own",
+        )
     with held(options.state.with_name(f".{options.state.name}.lock"), lambda: _busy(options.state)):
         state = begin(options.state, fleet, launcher.template)
         diagnosis = run_tests(fleet, state, options.state, launcher.run, _progress)
@@ -182,8 +188,7 @@ def pairs(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG00
 
 
 def _busy(state: Path) -> None:
-    message = f"another run is using {state}"
-    raise ConfigError(message, fix="wait for it, or give --state another file")
+    refuse(f"another run is using {state}", "wait for it, or give --state another file")
 
 
 def _progress(test: GroupTest, result: GroupResult) -> None:
@@ -231,8 +236,7 @@ def render(options: FleetRenderOptions, settings: Settings) -> None:
     Without --output the files are printed, one after the other. Exit 2: a value cannot be used in a script or manifest.
     """
     if options.system == "slurm" and options.variables:
-        message = "--env has no place in the files for Slurm"
-        raise ConfigError(message, fix="set it in the environment of sbatch, which passes it on")
+        refuse("--env has no place in the files for Slurm", "set it in the environment of sbatch, which passes it on")
     given = {name: value for name, value in asdict(options).items() if name in LaunchValues._fields}
     given["program"] = options.program or _this_program()
     given["reports"] = options.reports or str(Path.cwd() / "envcheck-reports")

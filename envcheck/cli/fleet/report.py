@@ -10,7 +10,7 @@ import click
 from envcheck import safe_files
 from envcheck.cli import Settings
 from envcheck.cli.options import FILE, Argument, Duration, Option, command_with
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.fleet.cover import of_places, plan
 from envcheck.fleet.files import history_lines, read_files
 from envcheck.fleet.hostlist import unfold
@@ -52,8 +52,7 @@ def report(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG
     node; 3: a node is missing, stale or undetermined.
     """
     if options.html is not None and (options.html.suffix == ".json" or options.html in options.places):
-        message = f"--html {options.html} would be read as a report"
-        raise ConfigError(message, fix="give it a name that does not end in .json")
+        refuse(f"--html {options.html} would be read as a report", "give it a name that does not end in .json")
     expected = [] if options.expect is None else unfold(options.expect)
     files = read_files(options.places)
     if options.history is not None:

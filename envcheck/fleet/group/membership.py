@@ -3,12 +3,12 @@
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from envcheck.counting import counted, printable
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.fleet.hostlist import MOST, fold, is_name, unfold
 from envcheck.runner.launcher import Place, complaints, place
 
@@ -37,26 +37,26 @@ class Membership(NamedTuple):
 def membership(environ: Mapping[str, str], run: str | None = None) -> Membership:
     """Return what the environment says, or raise ConfigError; a `run` that is given goes before it."""
     for complaint in complaints(environ):
-        _refuse(complaint, "correct the variable, or unset it")
+        refuse(complaint, "correct the variable, or unset it")
     launch = place(environ)
     node, nodes = _counted(launch, environ)
     if nodes < 2:  # noqa: PLR2004 (a group)
-        _refuse("the environment names no group of several nodes", _START)
+        refuse("the environment names no group of several nodes", _START)
     if node >= nodes:
-        _refuse(f"this node is number {node} of {nodes}, counted from 0", _START)
+        refuse(f"this node is number {node} of {nodes}, counted from 0", _START)
     if nodes > MOST:
-        _refuse(f"the environment names more than {MOST:,} nodes", _START)
+        refuse(f"the environment names more than {MOST:,} nodes", _START)
     listed = environ.get("SLURM_STEP_NODELIST", "") if launch.launcher == "slurm" else ""
     names = tuple(unfold(listed)) if listed and nodes == len(unfold(listed)) else ()
     name = launch.node or (names[node] if names else "")
     if name and not is_name(name):
         fix = "correct NODE_NAME or SLURMD_NODENAME: letters, digits, dots and dashes"
-        _refuse(f"this node's name {name[:60]!r} is not a node's name", fix)
+        refuse(f"this node's name {name[:60]!r} is not a node's name", fix)
     address = environ.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR") or (names[0] if names else "")
     if not address:
-        _refuse("no variable names the first node", "set MASTER_ADDR to its name or address as the other nodes have it")
+        refuse("no variable names the first node", "set MASTER_ADDR to its name or address as the other nodes have it")
     if not _HOST.fullmatch(address):
-        _refuse(f"the first node's address {address[:60]!r} is not a host name or an IP address", "correct MASTER_ADDR")
+        refuse(f"the first node's address {address[:60]!r} is not a host name or an IP address", "correct MASTER_ADDR")
     return Membership(
         node=node,
         nodes=nodes,
@@ -69,16 +69,12 @@ def membership(environ: Mapping[str, str], run: str | None = None) -> Membership
     )
 
 
-def _refuse(message: str, fix: str) -> NoReturn:
-    raise ConfigError(message, fix=fix)
-
-
 def _counted(launch: Place, environ: Mapping[str, str]) -> tuple[int, int]:
     """Return this node's number and how many nodes take part: of the step or group, not of the job around it."""
     if launch.launcher == "slurm":
         return int(environ.get("SLURM_NODEID") or 0), int(environ.get("SLURM_STEP_NUM_NODES") or launch.nodes)
     if launch.launcher == "mpi" and launch.local_world > 1:
-        _refuse("MPI numbers ranks and no nodes", "start one process a node: mpirun --map-by ppr:1:node")
+        refuse("MPI numbers ranks and no nodes", "start one process a node: mpirun --map-by ppr:1:node")
     if launch.launcher == "none":
         return 0, 1
     nodes = int(environ.get("GROUP_WORLD_SIZE") or 0) if launch.launcher == "torchrun" else 0
@@ -92,7 +88,7 @@ def _port(launch: Place, environ: Mapping[str, str]) -> int:
         return _DRAWN[zlib.crc32(step.encode()) % len(_DRAWN)] if step else DEFAULT_PORT
     text = environ[name]
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= _LAST_PORT):
-        _refuse(f"{name}={text[:40]!r} is not a port", f"set a number from 1 to {_LAST_PORT}, the same on all nodes")
+        refuse(f"{name}={text[:40]!r} is not a port", f"set a number from 1 to {_LAST_PORT}, the same on all nodes")
     # torchrun's own store listens at MASTER_PORT.
     taken = launch.launcher == "torchrun" and "TORCHELASTIC_RUN_ID" in environ
     return int(text) + (1 if int(text) < _LAST_PORT else -1) if taken else int(text)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from envcheck import __version__
 from envcheck.checks.support.exact_data import SEED
 from envcheck.checks.support.process_group import NODE_NAME
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.fleet.group import outcome
 from envcheck.fleet.group.meeting import Coordinator, GroupMember, LostGroupError, NotFormedError, free_ports
 from envcheck.fleet.group.membership import Hello, Membership, differences
@@ -112,8 +112,7 @@ class GroupSession:
         facts_of = {self.names[node]: part for node, part in sorted(gathered.parts.items())}
         unlike = differences(facts_of, outcome.ALIKE)
         if unlike:
-            message = f"the nodes' environments differ: {unlike}"
-            raise ConfigError(message, fix="give --python the same environment on all nodes")
+            refuse(f"the nodes' environments differ: {unlike}", "give --python the same environment on all nodes")
         first = gathered.parts[0]
         self._ranks = [int(gathered.parts[node]["ranks"]) for node in range(len(self.names))]
         text = json.dumps(
@@ -164,8 +163,7 @@ def chosen(only: Collection[str] = ()) -> list[CheckModule]:
     by_id = {module.id: module for module in modules}
     for name in only:
         if name not in by_id:
-            message = f"a group of nodes has no check {name[:60]!r}"
-            raise ConfigError(message, fix=f"give one of {', '.join(by_id)}")
+            refuse(f"a group of nodes has no check {name[:60]!r}", f"give one of {', '.join(by_id)}")
     return [module for module in modules if not only or module.id in only]
 
 

@@ -20,7 +20,7 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.counting import printable
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.fleet.files import FleetFile, read_files
 from envcheck.fleet.hostlist import fold
 from envcheck.fleet.one_report import BY_SEVERITY, NodeReport
@@ -159,11 +159,9 @@ def checked(template: str) -> str:
     try:
         words = shlex.split(template)
     except ValueError as error:
-        message = f"--launch: {error}"
-        raise ConfigError(message, fix="close the quotation") from error
+        refuse(f"--launch: {error}", "close the quotation")
     if words.count("{command}") != 1 or "{nodes}" not in template:
-        message = "--launch needs {nodes} and, as a word of its own, {command}"
-        raise ConfigError(message, fix=f"write for example --launch '{SLURM}'")
+        refuse("--launch needs {nodes} and, as a word of its own, {command}", f"write for example --launch '{SLURM}'")
     return template
 
 
@@ -242,11 +240,9 @@ def begin(path: Path, fleet: Fleet, launch: str) -> PairsState:
     try:
         state = msgspec.json.decode(safe_files.read_whole(path), type=PairsState)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = f"{path} is not a state of `fleet pairs`: {error}"
-        raise ConfigError(message, fix=fix) from error
+        refuse(f"{path} is not a state of `fleet pairs`: {error}", fix)
     if (state.nodes, state.mode, state.launch) != (fresh.nodes, fresh.mode, fresh.launch):
-        message = f"{path} has the results of other nodes, mode or launcher: {state.nodes[:60]}, {state.mode}"
-        raise ConfigError(message, fix=fix)
+        refuse(f"{path} has the results of other nodes, mode or launcher: {state.nodes[:60]}, {state.mode}", fix)
     return state
 
 
