@@ -74,21 +74,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 def render(at: Path, *names: str, python: str = sys.executable, program: str = "") -> None:
     """Write this cluster's files of these names: this test's own Python, on nodes without a GPU."""
+    program = program or str(Path(sys.executable).with_name("envcheck"))
+    folders = str(at), str(at / "reports"), str(at / "kept")
     values = LaunchValues(
-        image=None,
-        python=python,
-        nodes=len(NODES),
-        gpus=0,
-        level="static",
-        max_age=900.0,
-        budget=20.0,
-        on_error="refuse",
-        program=program or str(Path(sys.executable).with_name("envcheck")),
-        scripts=str(at),
-        reports=str(at / "reports"),
-        state=str(at / "kept"),
-        namespace="default",
-        variables=(),
+        None, python, len(NODES), 0, "static", 900.0, 20.0, "refuse", program, *folders, "default", ()
     )
     for file in launch_files("slurm", values):
         if file.name in names:

@@ -61,10 +61,8 @@ def test_what_is_fresh_and_of_this_environment_answers(kept: NodeVerdict, questi
     actual = gate.why_unusable(kept, question, NOW)
     assert why in actual
     assert bool(why) == bool(actual)
-
-
-def test_a_kernel_that_names_no_boot_proves_none() -> None:
-    assert gate.why_unusable(verdict(boot=""), QUESTION, structs.replace(NOW, boot=""))
+    nowhere = structs.replace(NOW, boot="")
+    assert gate.why_unusable(verdict(boot=""), QUESTION, nowhere), "a kernel that names no boot proves none"
 
 
 def test_a_pass_of_a_lower_level_does_not_hide_what_a_higher_one_found() -> None:

@@ -26,6 +26,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr("envcheck.fleet.gate.run_checks", lambda *_, **__: pytest.fail("a run was started"))
 
 
 def keep(status: Any, **facts: Any) -> None:
@@ -46,15 +47,6 @@ def scontrol(at: Path, body: str = 'echo "$@" >> "${0%/*}/calls"') -> Path:
     return at / "calls"
 
 
-@pytest.fixture
-def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def started(*_: object, **__: object) -> None:
-        pytest.fail("a run was started")
-
-    monkeypatch.setattr("envcheck.fleet.gate.run_checks", started)
-
-
-@pytest.mark.usefixtures("no_run")
 def test_a_fresh_verdict_decides_and_only_a_failure_drains_with_its_reason(tmp_path: Path) -> None:
     calls = scontrol(tmp_path)
     keep("pass")
@@ -68,7 +60,6 @@ def test_a_fresh_verdict_decides_and_only_a_failure_drains_with_its_reason(tmp_p
     assert calls.read_text() == "update nodename=n7 state=drain reason=envcheck: gpu-visible: 7 of 8 GPUs\n"
 
 
-@pytest.mark.usefixtures("no_run")
 def test_in_a_pod_a_failure_marks_the_node_and_a_pass_takes_that_back(monkeypatch: pytest.MonkeyPatch) -> None:
     marks: list[tuple[str, str, str]] = []
 
@@ -92,7 +83,6 @@ def test_in_a_pod_a_failure_marks_the_node_and_a_pass_takes_that_back(monkeypatc
     assert "warning: n7 is not marked as fit: 403" in result.stderr
 
 
-@pytest.mark.usefixtures("no_run")
 @each("body", ["sleep 60", "echo down >&2; exit 1"])
 def test_a_controller_that_does_not_answer_changes_no_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
