@@ -52,8 +52,6 @@ class PromiseError(EnvcheckError):
 class UnavailableError(EnvcheckError):
     """Something needed for an answer is not there: an engine, an index, a tool (exit 3)."""
 
-    exit_code = 3
-
 
 class NotFoundError(UnavailableError):
     """Every source answered, and none has the file (exit 1)."""

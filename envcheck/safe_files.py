@@ -1,8 +1,7 @@
 """Files in directories that others may write to: no link is followed, and nothing is written to a file of another.
 
-A directory for downloads may be shared. Whoever can write there can plant a link, a hard link or a named pipe under a
-name that envcheck is about to open. So each open here refuses links (O_NOFOLLOW), each new file is created (O_EXCL),
-and an unfinished file is used again only if it is a regular file of this user with one name.
+Whoever can write to a directory can plant a link or a pipe under a name that envcheck is about to open. So each open
+refuses links (O_NOFOLLOW), each new file is created (O_EXCL), and an unfinished one must be this user's alone.
 """
 
 from __future__ import annotations
@@ -43,14 +42,19 @@ def create(path: Path, mode: int = 0o600) -> int:
 
 
 def reopen(path: Path) -> int | None:
-    """Open an earlier process's regular file for reading and writing; None where it is absent or not this user's."""
+    """Open an earlier process's regular file for reading and writing; None where it is absent or not this user's alone.
+
+    It has no second name, and no one else may write to it.
+    """
     try:
         file = os.open(path, os.O_RDWR | os.O_NONBLOCK | _ALONE)
     except OSError as error:
         if error.errno in {errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EACCES, errno.EPERM}:
             return None
         raise
-    if own(file, path.parent):
+    opened = os.fstat(file)
+    ours = opened.st_uid == os.geteuid() and not opened.st_mode & _WRITABLE_BY_OTHERS
+    if ours and stat.S_ISREG(opened.st_mode) and opened.st_nlink == 1:
         return file
     os.close(file)
     return None
@@ -58,14 +62,10 @@ def reopen(path: Path) -> int | None:
 
 def create_or_reopen(path: Path) -> int:
     """Open an earlier process's unfinished file, or a new one in the place of whatever else has the name."""
-    while True:
-        with contextlib.suppress(FileExistsError):
-            return os.open(path, os.O_RDWR | _NEW, 0o600)
-        file = reopen(path)
-        if file is not None:
-            return file
-        if os.path.lexists(path):
-            os.close(create(path))
+    with contextlib.suppress(FileExistsError):
+        return os.open(path, os.O_RDWR | _NEW, 0o600)
+    file = reopen(path)
+    return create(path) if file is None else file
 
 
 def read(path: Path, limit: int) -> bytes:
@@ -89,31 +89,18 @@ def read_regular(path: Path, limit: int) -> bytes:
         return stream.read(limit)
 
 
-def own(file: int, folder: Path) -> bool:
-    """Tell whether an open file is a regular one of this user, with no second name, that no one else may write to.
-
-    Where a file system keeps no owners or rights (FAT, NFS with squashed users), a new file there has the same ones.
-    """
-    opened = os.fstat(file)
-    if not stat.S_ISREG(opened.st_mode) or opened.st_nlink > 1:
-        return False
-    if opened.st_uid == os.geteuid() and not opened.st_mode & _WRITABLE_BY_OTHERS:
-        return True
-    import tempfile  # noqa: PLC0415 (who only reads a file does without it, and it takes as long as all of this)
-
-    with tempfile.TemporaryFile(dir=folder) as other:
-        fresh = os.fstat(other.fileno())
-    return (opened.st_uid, opened.st_mode) == (fresh.st_uid, fresh.st_mode)
-
-
 def put(path: Path, content: bytes, mode: int = 0o666, *, durable: bool = True) -> None:
     """Replace a file by this content, whole or not at all; `mode` is subject to the umask.
 
     `durable`: it is on the disk before it has the name.
     """
+    _put(path, content, mode & ~umask(), durable=durable)
+
+
+def _put(path: Path, content: bytes, mode: int, *, durable: bool) -> None:
     with temporary(path.parent, path.name) as (file, fresh):
         write(file, content)
-        os.fchmod(file, mode & ~umask())
+        os.fchmod(file, mode)
         if durable:
             os.fsync(file)
         fresh.replace(path)
@@ -122,49 +109,30 @@ def put(path: Path, content: bytes, mode: int = 0o666, *, durable: bool = True) 
 def replace(path: Path, content: bytes) -> None:
     """Replace the file that a user named, whole or not at all; it stays so after a power cut. Raise OSError naming it.
 
-    A link is followed and stays; what is no file (/dev/null, a pipe) is written to. A signal waits for the end.
+    A link is followed and stays; what is no file (/dev/null, a pipe) is written to. A signal waits for the end: one
+    that ends the process would leave a temporary file.
     """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
     try:
         if path.exists() and not path.is_file():
             path.write_bytes(content)  # /dev/stdout to a pipe has no name of its own
             return
         path = Path(os.path.realpath(path))
-        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~umask()
-        with _signals_blocked():
-            with temporary(path.parent, path.name) as (file, fresh):
-                write(file, content)
-                os.fchmod(file, mode)
-                os.fsync(file)
-                fresh.replace(path)
-            _sync_names(path.parent)
+        _put(path, content, stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~umask(), durable=True)
+        with contextlib.suppress(OSError):  # not every file system can sync its names
+            listing = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            os.fsync(listing)
+            os.close(listing)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Keep signals from this thread until the block ends: one that ends the process would leave a temporary file."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _sync_names(folder: Path) -> None:
-    """Have the names in a directory survive a power cut too, where its file system can."""
-    with contextlib.suppress(OSError):
-        listing = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(listing)
-        finally:
-            os.close(listing)
 
 
 @contextlib.contextmanager
 def temporary(folder: Path, name: str) -> Iterator[tuple[int, Path]]:
     """Give a new file under a name that nobody can guess; under that name it ends with the block."""
-    import tempfile  # noqa: PLC0415 (as above)
+    import tempfile  # noqa: PLC0415 (who only reads a file does without it, and it takes as long as all of this)
 
     file, fresh = tempfile.mkstemp(prefix=f".{shortened(name)}.", dir=folder)
     try:
@@ -204,16 +172,9 @@ def shortened(name: str, most: int = 180) -> str:
 
 def umask() -> int:
     """Return this process's umask. The kernel says it; setting it to read it would race with other threads."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        status = ""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     match = re.search(r"^Umask:\s*([0-7]+)$", status, re.MULTILINE)
-    if match:
-        return int(match[1], 8)
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+    return int(match[1], 8) if match else 0o077
 
 
 def read_whole(path: Path, most: int = 64 << 20) -> bytes:
@@ -252,8 +213,9 @@ def _locked(lock: Path, busy: Callable[[], None]) -> int | None:
         number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(number, how)
-            if _is_still(lock, number):
-                return number
+            with contextlib.suppress(FileNotFoundError):  # its last holder has removed it
+                if os.path.samestat(os.fstat(number), lock.stat()):
+                    return number
         except OSError as error:
             os.close(number)
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
@@ -262,11 +224,3 @@ def _locked(lock: Path, busy: Callable[[], None]) -> int | None:
             how = fcntl.LOCK_EX
         else:
             os.close(number)
-
-
-def _is_still(lock: Path, number: int) -> bool:
-    """Tell whether the file is the one that was opened: its last holder has removed it."""
-    try:
-        return os.fstat(number).st_ino == lock.stat().st_ino
-    except FileNotFoundError:
-        return False

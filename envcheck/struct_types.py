@@ -16,11 +16,7 @@ def know_types(*kinds: type) -> None:
 
 
 class LightRecord(msgspec.Struct, frozen=True):
-    """Values that belong together, and are never read from JSON.
-
-    A start of the command line pays for each type that it loads: 0.01 ms for one of these, 0.2 ms for a NamedTuple and
-    0.7 ms for a dataclass (CPython 3.11). What foreign interpreters load has no msgspec, and uses those.
-    """
+    """Values that belong together, and are never read from JSON."""
 
 
 class Secret(LightRecord, frozen=True):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,14 +17,15 @@ from envcheck.errors import ConfigError
 from envcheck.reports.formats import named
 from envcheck.reports.model import RunReport
 from envcheck.runner.launcher import Place
-from envcheck.safe_files import held
 
 DEFAULT: Final = Path("envcheck-report.json")
 _JSON: Final = ".json"
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
+_LONGEST: Final = 120
+_TASK_BOUND: Final = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU")  # where Slurm lists no GPUs
 # The option that has a run write its report in another format too.
 OPTIONS: Final = {"html": "--html", "junit": "--junit", "markdown": "--summary"}
 _WRITTEN: Final = {"html": "page", "junit": "JUnit"}
-_REPLACED: Final = ("output", "html", "junit")  # options whose file gets another inode
 
 
 class Destinations(NamedTuple):
@@ -60,38 +60,21 @@ def write(report: RunReport, formats: dict[str, Path]) -> None:
 
 
 def apart(**paths: Path | None) -> None:
-    """Refuse one file for two things, standard output among them: the second would be all that is left.
+    """Refuse one file for two things: the second would be all that is left.
 
     An argument has its name in capitals, an option without dashes.
     """
     named: dict[Path, str] = {}
-    printed = os.fstat(1)
     for option, path in paths.items():
-        if path is None:
+        if path is None or is_no_file(path):
             continue
         # Path.resolve raises on links that lead in a circle.
         other = named.setdefault(Path(os.path.realpath(path)), option)
-        if option in _REPLACED and path.is_file() and os.path.samestat(path.stat(), printed):
-            message = f"--{option} and standard output are both {path}"
-            raise ConfigError(message, fix="give each a file of its own")
-        if other != option and not (path.exists() and not path.is_file()):
+        if other != option:
+            first, second = (name if name.isupper() else f"--{name}" for name in (other, option))
             # Without names the path of `report redact` would be a pseudonym; the argument is in the command line.
-            same = "the same file" if other.isupper() else f"both {path}"
-            message = f"{_typed(other)} and {_typed(option)} are {same}"
+            message = f"{first} and {second} are {'the same file' if other.isupper() else f'both {path}'}"
             raise ConfigError(message, fix="give each a file of its own")
-
-
-def _typed(name: str) -> str:
-    return name if name.isupper() else f"--{name}"
-
-
-def require_working_directory() -> None:
-    """Raise ConfigError where the directory this command was started in is gone: the report could go nowhere."""
-    try:
-        Path.cwd()
-    except OSError as error:
-        message = f"the working directory cannot be used: {error.strerror}"
-        raise ConfigError(message, fix="change to a directory that exists") from error
 
 
 def destination(
@@ -119,12 +102,6 @@ def destination(
     return path
 
 
-_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
-_LONGEST: Final = 120
-_NO_FILES: Final = ("/dev/", "/proc/")
-_TASK_BOUND: Final = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU")  # where Slurm lists no GPUs
-
-
 class Output(NamedTuple):
     """An option's value: a file, or a directory in which each node has one file."""
 
@@ -135,7 +112,7 @@ class Output(NamedTuple):
         """Return this node's file: DIR/<node>.json; FILE, which takes the node's name where several nodes write."""
         if self.directory:
             return self.path / f"{node.name}{suffix}"
-        if not node.several or str(self.path).startswith(_NO_FILES) or is_no_file(self.path):
+        if not node.several or str(self.path).startswith(("/dev/", "/proc/")) or is_no_file(self.path):
             return self.path
         return self.path.with_name(f"{self.path.stem}-{node.name}{self.path.suffix}")
 
@@ -188,7 +165,11 @@ def left_to_the_first(place: Place, environ: Mapping[str, str]) -> str | None:
 
     Refuse tasks that each see GPUs of their own: the first would pass for all of the node's.
     """
-    if place.local_world > 1 and _bound(environ):
+    # This task sees fewer GPUs than its job has on the node (srun --gpus-per-task, --gpu-bind).
+    on_node, listed = environ.get("SLURM_GPUS_ON_NODE", ""), environ.get("SLURM_STEP_GPUS", "")
+    known = on_node.isdigit() and listed
+    bound = len(listed.split(",")) < int(on_node) if known else any(environ.get(name) for name in _TASK_BOUND)
+    if place.local_world > 1 and bound:
         message = f"{place.local_world} tasks run on this node, and each sees only its own GPUs"
         raise ConfigError(message, fix="start one task per node that sees all GPUs: srun --ntasks-per-node=1")
     if place.local_rank == 0:
@@ -196,34 +177,6 @@ def left_to_the_first(place: Place, environ: Mapping[str, str]) -> str | None:
     return f"rank {place.rank} checks nothing: rank 0 of the {place.local_world} on this node checks it and reports"
 
 
-def _bound(environ: Mapping[str, str]) -> bool:
-    """Tell whether this task sees fewer GPUs than its job has on the node (srun --gpus-per-task, --gpu-bind)."""
-    on_node, listed = environ.get("SLURM_GPUS_ON_NODE", ""), environ.get("SLURM_STEP_GPUS", "")
-    if on_node.isdigit() and listed:
-        return len(listed.split(",")) < int(on_node)
-    return any(environ.get(name) for name in _TASK_BOUND)
-
-
 def is_no_file(path: Path) -> bool:
     """Return whether a path is a pipe, a device or a directory."""
     return path.exists() and not path.is_file()
-
-
-@contextlib.contextmanager
-def alone(path: Path | None) -> Iterator[None]:
-    """Hold a report's place for this run; a second run that would write it at the same time is a ConfigError.
-
-    The lock is beside the report, goes with the run, and holds between the hosts of a shared file system.
-    """
-    if path is None or is_no_file(path):
-        yield
-        return
-    path = Path(os.path.realpath(path))
-
-    def busy() -> None:
-        message = f"another run is writing {path}"
-        fix = "wait for it, or give --output another file; on several nodes --output DIR/ has a file for each"
-        raise ConfigError(message, fix=fix)
-
-    with held(path.with_name(f".{path.name}.lock"), busy):
-        yield

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import envcheck
-from envcheck.cli.report_output import Node, Output, alone, destination, left_to_the_first, node_of
+from envcheck.cli.report_output import Node, Output, destination, left_to_the_first, node_of
 from envcheck.errors import ConfigError
 from envcheck.runner.launcher import Place, place
 
@@ -218,36 +218,6 @@ def test_the_other_ranks_of_a_node_leave_it_to_the_first(start: Start, tmp_path:
     assert not any((tmp_path / "cwd").iterdir())
 
 
-def test_a_second_run_does_not_write_over_one_at_work(start: Start, tmp_path: Path) -> None:
-    first = start(seconds=20)
-    lock = tmp_path / "cwd/.envcheck-report.json.lock"
-    deadline = time.monotonic() + 60
-    while not lock.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    second = start(seconds=20)
-    _, err = second.communicate()
-    assert second.returncode == 2
-    assert "another run is writing" in err
-    assert "--output DIR/ has a file for each" in err
-    first.kill()
-    first.communicate()
-    repeated = start()
-    assert repeated.wait() == 0, repeated.communicate()
-    assert not lock.exists()
-
-
-def test_a_place_is_held_once_and_given_back(tmp_path: Path) -> None:
-    report = tmp_path / "r.json"
-    with alone(report):
-        with pytest.raises(ConfigError, match="another run is writing"), alone(report):
-            pass
-        with alone(tmp_path / "other.json"), alone(Path(os.devnull)), alone(None):
-            pass
-    with alone(report):
-        pass
-    assert not list(tmp_path.iterdir())
-
-
 def run_once(site: Path, where: Path, tail: str) -> subprocess.CompletedProcess[str]:
     """Run the site's checks by the command line, in bash, and redirect as `tail` says."""
     argv = f"{sys.executable} -m envcheck run --python {sys.executable} --checks {site}"
@@ -265,18 +235,6 @@ def quick_site(tmp_path: Path) -> Path:
 
 
 ONLY = "--only one --only two"
-
-
-@pytest.mark.parametrize("option", ["-o", "--html"])
-def test_a_file_that_takes_standard_output_is_refused_for_the_report(
-    quick_site: Path, tmp_path: Path, option: str
-) -> None:
-    completed = run_once(quick_site, tmp_path, f"{ONLY} {option} both > both")
-    assert completed.returncode == ConfigError.exit_code
-    assert "and standard output are both both" in completed.stderr
-    assert (tmp_path / "both").read_text() == ""
-    shared = run_once(quick_site, tmp_path, f"{ONLY} --summary both >> both")
-    assert shared.returncode == 0, shared.stderr
 
 
 def test_a_dash_is_no_file_of_that_name(quick_site: Path, tmp_path: Path) -> None:

@@ -126,7 +126,6 @@ def command(options: RunOptions, settings: Settings) -> int:
     that do not fit --budget are skipped, and the last line counts them. If no
     check fits, the exit code is 3.
     """
-    report_output.require_working_directory()
     launched = leave_to_the_first(quiet=settings.quiet)
     run = Run(_planned(options, settings.matrix))
     # Beside --json, what people read goes where a pipe does not.
@@ -148,8 +147,7 @@ def command(options: RunOptions, settings: Settings) -> int:
         click.echo(going_on, err=to_stderr)
     if options.dry_run:
         return 0
-    with report_output.alone(places.report):
-        code = _run_and_report(run, places, console, earlier, as_json=to_stderr, quiet=quiet)
+    code = _run_and_report(run, places, console, earlier, as_json=to_stderr, quiet=quiet)
     _keep_for_the_gate(run, options, places)
     return code
 

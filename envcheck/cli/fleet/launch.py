@@ -68,7 +68,6 @@ def group(options: FleetGroupOptions, settings: Settings) -> int:
     Exit, on each node: 0: the group passed; 1: a check failed; 2: wrong usage,
     or nodes that differ; 3: undetermined, also for a group that did not form.
     """
-    report_output.require_working_directory()
     member = membership(os.environ, options.run_id)
     why = report_output.left_to_the_first(place(os.environ), os.environ)
     if why is not None:
@@ -78,23 +77,22 @@ def group(options: FleetGroupOptions, settings: Settings) -> int:
     run = _run(options)
     nodes = (Node(called, several=True) for called in (name, "group"))
     own, whole = (report_output.destination(options.output, report_output.DEFAULT, node, dry=False) for node in nodes)
-    with report_output.alone(own):
-        interrupted = _measured(run, member, name, options, own)
-        report = of_group(report_of(run))
-        mine = of_node(report_of(run), member.node)
-        paths = {own: mine} | ({} if member.node or run.nodes is None else {whole: report})
-        unwritten = [path for path, content in paths.items() if path is not None and not _written(path, content)]
-        if member.node:
-            unformed = run.nodes is None and FORMED in run.known
-            click.echo(f"{name}: {mine.verdict.sentence}{f': {run.known[FORMED].summary}' if unformed else ''}")
-        elif settings.quiet:
-            click.echo(report.verdict.sentence)
-        else:
-            console = new_console(width=terminal.width(), highlight=False)
-            terminal.show(report, console, [f"report: {path}" for path in paths if path is not None])
-        sys.stdout.flush()
-        code = report.verdict.exit_code
-        return status_of(interrupted) if interrupted is not None else code or 3 if unwritten else code
+    interrupted = _measured(run, member, name, options, own)
+    report = of_group(report_of(run))
+    mine = of_node(report_of(run), member.node)
+    paths = {own: mine} | ({} if member.node or run.nodes is None else {whole: report})
+    unwritten = [path for path, content in paths.items() if path is not None and not _written(path, content)]
+    if member.node:
+        unformed = run.nodes is None and FORMED in run.known
+        click.echo(f"{name}: {mine.verdict.sentence}{f': {run.known[FORMED].summary}' if unformed else ''}")
+    elif settings.quiet:
+        click.echo(report.verdict.sentence)
+    else:
+        console = new_console(width=terminal.width(), highlight=False)
+        terminal.show(report, console, [f"report: {path}" for path in paths if path is not None])
+    sys.stdout.flush()
+    code = report.verdict.exit_code
+    return status_of(interrupted) if interrupted is not None else code or 3 if unwritten else code
 
 
 def _run(options: FleetGroupOptions) -> Run:
