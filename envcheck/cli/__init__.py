@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import json
 import os
 import signal
 import sys
@@ -21,39 +22,9 @@ from envcheck.cli.shared import process
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
 from envcheck.mirrors.net.waits import announced
 
-SECTIONS: Final = {
-    "Start": {
-        "resolve": "Say what can run on this machine, or on one that you describe.",
-        "build": "Build a cell's image or environment and prove it is what its tag says.",
-        "run": "Validate an environment: this one, another Python's, or an image's.",
-        "demo": "Resolve, build and validate for this machine.",
-    },
-    "Images": {
-        "images": "List the published cells; bills of materials, sizes of images.",
-        "lock": "Pin a cell's packages with hashes.",
-        "render": "Write a cell's Dockerfile, or a whole build context.",
-        "matrix": "Show and lint the facts; read a wheel's.",
-    },
-    "Mirrors": {
-        "mirror": "Choose, measure, configure and run mirrors.",
-        "fetch": "Fetch files and verify them against known hashes.",
-        "store": "Keep files by hash, release them, carry them to machines without a network.",
-    },
-    "Share": {
-        "key": "Make the keys that sign proofs and bundles.",
-        "publish": "Put the proof of a run beside the image that ran.",
-        "proof": "List the proofs of an image, and which of them hold here.",
-        "pull": "Pull the newest image that is proven for this node.",
-        "promote": "Move an alias to an image whose proofs meet a policy.",
-    },
-    "Fleet": {"fleet": "Judge many nodes: which failed, which to use now, what runs on all."},
-    "Reports": {
-        "report": "Convert, compare, redact reports; judge old ones by today's rules.",
-        "checks": "List what each check promises, needs and costs.",
-        "watch": "Run a command, and report what its GPUs and processes did.",
-        "schema": "Print the JSON Schema of a document.",
-    },
-}
+# The commands in the sections of --help, and those of each group with their modules and its help.
+_TABLE: Final = json.loads(Path(__file__).with_name("commands.json").read_text(encoding="utf-8"))
+SECTIONS: Final[dict[str, dict[str, str]]] = _TABLE["sections"]
 COMMANDS: Final = {name: line for section in SECTIONS.values() for name, line in section.items()}
 
 # What the envcheck of an image comes without (pyproject.toml, the group `image`).
@@ -137,94 +108,12 @@ class DefaultGroup(LazyGroup):
         self.format_commands(ctx, formatter)
 
 
-GROUPS: Final[dict[str, LazyGroup]] = {
-    "images": DefaultGroup(
-        room="images",
-        described={
-            "list": "List the cells: what runs when no command is named.",
-            "sbom": "Print the bill of materials of a cell's image.",
-            "size": "Show what uses the space in a local image.",
-        },
-        modules={"list": "commands.images:list_", "sbom": "commands.images:sbom", "size": "commands.images:size"},
-        default="list",
-        help="""List the published cells: driver floor, targets, and which still lack a lock.
+def _group(name: str, *, help: list[str], **table: Any) -> LazyGroup:  # noqa: A002 (click's name)
+    kind = DefaultGroup if "default" in table else LazyGroup
+    return kind(room=name, help="\n".join(help), **table)
 
-        \b
-        envcheck images
-        envcheck images 'torch2.8*' --json
 
-        Exit 0: listed, even if a cell lacks a lock; 2: a lock cannot be used, or wrong usage; 3: git is needed and
-        missing.
-        """,
-    ),
-    "matrix": LazyGroup(
-        room="matrix",
-        described={
-            "show": "Show the facts, filtered.",
-            "check": "Lint the facts.",
-            "wheel": "Open a wheel, and print its row for extensions.yaml.",
-        },
-        modules={name: f"commands.matrix:{name}" for name in ("show", "check", "wheel")},
-        help="""Show and lint the facts that every answer is based on.
-
-        \b
-        envcheck matrix show --torch 2.8
-        envcheck matrix check
-        """,
-    ),
-    "mirror": LazyGroup(
-        room="mirror",
-        described={
-            "list": "List the mirrors that `--mirror` takes by name.",
-            "show": "Show what a profile sets and lacks, or a client's settings.",
-            "use": "Choose the profile that `--mirror user` means.",
-            "doctor": "Find settings that no program reads, or that are dangerous.",
-            "probe": "Measure which mirror has the needed files, and how fast.",
-            "site": "Render the configuration of your own mirror.",
-        },
-        modules={name: f"mirror.profiles:{name}_" for name in ("list", "show", "use", "doctor")},
-        help="""Choose, measure and run mirrors.
-
-        \b
-        envcheck mirror list
-        envcheck mirror show tuna --format pip
-        eval "$(envcheck mirror show site.yaml --format env)"
-        envcheck mirror doctor Dockerfile
-        """,
-    ),
-    "key": LazyGroup(
-        room="key",
-        described={"new": "Make a signing key."},
-        modules={"new": "commands.key"},
-        help="""Make the keys that sign proofs and bundles.
-
-        \b
-        envcheck key new release
-        """,
-    ),
-    "fleet": LazyGroup(
-        room="fleet",
-        described={
-            "report": "Say which nodes failed, are missing or differ, and which to use now.",
-            "render": "Write envcheck's files for Slurm, Kubernetes or Prometheus.",
-            "gate": "Say whether this node may take work now.",
-            "group": "Measure what lies between nodes, with ranks on all of them.",
-            "pairs": "Find the node, link or GPU at fault by tests of groups.",
-            "plan": "Say which published cells cover all nodes, and what a newer driver would add.",
-        },
-        modules={
-            "report": "fleet.report:report",
-            "plan": "fleet.report:plan_",
-            **{name: f"fleet.launch:{name}" for name in ("render", "group", "pairs")},
-        },
-        help="""Validate many nodes, and say which of them to use now.
-
-        \b
-        srun --ntasks-per-node=1 envcheck run --output reports/
-        envcheck fleet report reports/ --expect 'n[1-1000]'
-        """,
-    ),
-}
+GROUPS: Final = {name: _group(name, **table) for name, table in _TABLE["groups"].items()}
 
 
 @dataclass(frozen=True)
