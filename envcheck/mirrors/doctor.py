@@ -4,8 +4,6 @@ doctor.toml has the rules. They read a prepared file: comments are blanked and c
 any position.
 """
 
-from __future__ import annotations
-
 import bisect
 import codecs
 import functools

@@ -4,8 +4,6 @@ Pure functions of a profile and RenderOptions; client-notes.j2 has the notes. Fi
 is the user's home. No file holds a secret: a client that can look one up gets the place.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

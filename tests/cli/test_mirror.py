@@ -1,7 +1,5 @@
 """`envcheck mirror`: the profile one has, in every form; what it wrote is what it says it wrote."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`envcheck store`: what it says, what it refuses, its exit codes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

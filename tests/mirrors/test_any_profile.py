@@ -1,7 +1,5 @@
 """Whatever YAML a site's profile holds, it is a profile, or one line names the file, the line and the key."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The doctor finds each mistake people make with its line, finds nothing in what is right, and repeats no secret."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """The host profile is this machine's own configuration, as pip, uv and apt read it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path, PurePath
 

@@ -1,7 +1,5 @@
 """A site's own profile: what is wrong in it is named with key and line, and no password gets past."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

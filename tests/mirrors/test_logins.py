@@ -1,7 +1,5 @@
 """To whom a netrc login goes, and what a profile's URL may hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The mirrors that can be named: each is a profile that could be a file, says who tells of it, and names no secret."""
 
-from __future__ import annotations
-
 import datetime as dt
 import errno
 import os

@@ -1,7 +1,5 @@
 """What a profile means to the clients."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from envcheck.mirrors.profiles.model import (

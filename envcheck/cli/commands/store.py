@@ -1,7 +1,5 @@
 """`envcheck store`: the content-addressed store, what is released from it, and bundles of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`envcheck mirror list`, `show`, `use` and `doctor`: the profiles, which one is the user's, and wrong settings."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

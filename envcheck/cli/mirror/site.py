@@ -1,7 +1,5 @@
 """`envcheck mirror site render`: write the configuration of your own mirror."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

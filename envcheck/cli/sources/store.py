@@ -1,7 +1,5 @@
 """Helpers of the commands that use the store: open it, fetch into it, show progress."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import sys

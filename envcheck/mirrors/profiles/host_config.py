@@ -1,7 +1,5 @@
 """The `host` profile: this machine's own configuration of pip, uv, apt and certificates."""
 
-from __future__ import annotations
-
 import configparser
 import os
 import re

@@ -4,8 +4,6 @@ The presets are in presets.yaml; `docs/adding-a-mirror.md` says what one holds. 
 secret is refused with file, line and key; a secret is not repeated.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import difflib

@@ -1,7 +1,5 @@
 """A mirror profile: where pip, PyTorch wheels, Hugging Face, apt and the registry are reached from; the one chosen."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Final, Literal

@@ -1,7 +1,5 @@
 """What a site is made from: upstream indexes and links; this machine's roots, resolvers and disk; a certificate."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import shutil

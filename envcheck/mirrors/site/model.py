@@ -1,7 +1,5 @@
 """The model of a mirror site: its addresses, upstreams and ports, as stored in its site.json."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ compose.yaml and systemd/ start the same parts: docker compose or systemd runs t
 says what they are. rendered.json lists the written files with their hashes; no other file is ever removed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -6,8 +6,6 @@ versions/N, current    the released trees (releases.py)
 lock, users            what a process that writes, and one that only uses files, holds locked
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

@@ -4,8 +4,6 @@ versions/N/            the files that a server serves, and manifest.json with th
 current                a symlink to the version that is served, replaced by one rename(2)
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

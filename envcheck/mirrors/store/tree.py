@@ -7,8 +7,6 @@ hf/…                   files and API pages for huggingface_hub, which also nee
 nginx/                 configuration for nginx, which sets these headers
 """
 
-from __future__ import annotations
-
 import hashlib
 import html
 import json

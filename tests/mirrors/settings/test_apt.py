@@ -1,7 +1,5 @@
 """The sources a profile becomes for apt, read by apt itself: a dead mirror leads to the next."""
 
-from __future__ import annotations
-
 import datetime as dt
 import email.utils
 import hashlib

@@ -1,7 +1,5 @@
 """What a setting cannot do is so: the real clients do, and do not do, what the sentences beside a setting say."""
 
-from __future__ import annotations
-
 import base64
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A profile in each client's own words: the real client reads them where it can be had here, a parser where not."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Real upstreams on loopback addresses of their own, a private authority, and a site rendered before them."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -3,8 +3,6 @@
 The store is rclone's own S3 server, which newer ones than the distribution's have; the site's is the latter.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What goes wrong at an upstream or with a client, and what a real nginx, as rendered, makes of it."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """A site rendered over an earlier one: what is stale goes, what a person changed or put there stays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What `envcheck store release` makes, served by the site's nginx to real pip, uv, huggingface_hub and transformers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

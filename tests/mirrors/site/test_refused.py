@@ -1,7 +1,5 @@
 """What `site render` takes and what it refuses, with why: all before anybody is asked."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

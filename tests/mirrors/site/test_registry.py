@@ -1,7 +1,5 @@
 """A whole site: its pull-through registry, its metrics, its units and its compose file."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import http.client

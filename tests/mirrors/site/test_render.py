@@ -1,7 +1,5 @@
 """What is rendered: safe, the same each time, of no upstream but the site's own; each file judged by its tool."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

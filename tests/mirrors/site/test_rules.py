@@ -1,7 +1,5 @@
 """The alerts, each on both sides of its limit, judged by promtool from series of mtail and the node exporter."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """pip and uv through a real nginx that was rendered, and what is asked of the upstreams behind it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

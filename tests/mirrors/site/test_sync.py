@@ -1,7 +1,5 @@
 """The rendered copy between own mirrors, run as its timer runs it: real rsync, a real rsync daemon on loopback."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

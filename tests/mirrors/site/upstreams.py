@@ -1,7 +1,5 @@
 """An upstream of a test's own: a real nginx that serves a tree on a loopback address and writes down what it sent."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """A store with two small wheels and a model in it, and a file server that applies headers.json as nginx would."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Bundles: equal to the bit, whole and authentic or refused, and no harm by whatever somebody else put into one."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

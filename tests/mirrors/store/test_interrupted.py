@@ -1,7 +1,5 @@
 """Exports and imports that are killed, ended or repeated, as a user's own commands in processes of their own."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

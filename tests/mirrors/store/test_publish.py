@@ -1,7 +1,5 @@
 """The published tree, served by a plain file server: real pip, uv and huggingface_hub's own requests."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Versions: made whole, switched in one step, and taken back."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The store: what is in it has its hash, is read-only, and has as many names as are wanted."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random
