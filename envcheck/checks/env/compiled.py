@@ -11,15 +11,14 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from envcheck import checks
 from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, worst
+from envcheck.checks.env import compile_prerequisites
 from envcheck.checks.support import process_group, training
 from envcheck.counting import counted
 
@@ -51,7 +50,7 @@ def measure(rank: Rank) -> Measured:
     device = process_group.device_of(rank)
     probe = torch.zeros(1, device=device)
     where = process_group.standing(rank, probe)
-    missing = _missing(torch, device.type)
+    missing = _missing(torch, rank, device.type)
     if missing:
         return {**where, "missing": missing}
     cache = Path(rank.scratch) / "inductor"
@@ -94,27 +93,16 @@ def _breaks() -> list[str]:
     return [str(reason)[:200] for reason in counters.get("graph_break", {})]
 
 
-def _missing(torch: Any, kind: str) -> list[str]:
-    """Return what torch.compile needs and does not find, one by one."""
+def _missing(torch: Any, rank: Rank, kind: str) -> list[str]:
+    """Return what torch.compile needs and does not find, one by one; compile-prerequisites says what to do."""
     if not hasattr(torch, "compile"):
         return [f"torch.compile (torch {torch.__version__} predates it)"]
-    missing = []
+    needed = ("C++ compiler", "Python.h") if kind == "cpu" else ("C compiler", "Python.h", "triton")
+    found = compile_prerequisites.measure(rank)["found"]
+    missing = [name for name in needed if not found[name]]
     if sys.version_info >= (3, 12) and tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
         missing.append(f"a torch that compiles on Python 3.{sys.version_info[1]} (2.4)")
-    names = [os.environ.get("CXX"), "g++", "clang++"] if kind == "cpu" else [os.environ.get("CC"), "gcc", "clang", "cc"]
-    if not any(name and shutil.which(name) for name in names):
-        missing.append("a C++ compiler" if kind == "cpu" else "a C compiler")
-    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
-        missing.append("Python.h")
-    if kind == "cuda":
-        missing += _no_triton()
     return missing
-
-
-def _no_triton() -> list[str]:
-    import importlib.util
-
-    return [] if importlib.util.find_spec("triton") else ["triton"]
 
 
 def _errors(torch: Any, device: Any, seed: int) -> Iterator[tuple[str, float]]:
@@ -150,41 +138,30 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     """Fail on a compilation that broke, wrote no code, or computes something else; skip naming what is missing."""
     entry = ranks[0]
     if entry.get("missing"):
-        return skipped(
-            f"torch.compile needs {' and '.join(entry['missing'])}, not here",
-            missing=entry["missing"],
-            code="compiled.prerequisites",
-        )
+        summary = f"torch.compile needs {' and '.join(entry['missing'])}, not here"
+        return skipped(summary, missing=entry["missing"], code="compiled.prerequisites")
     if entry.get("broke"):
-        return failed(
-            f"torch.compile broke: {entry['broke']}",
-            fix="see TORCH_LOGS=inductor; a devel image compiles",
-            code="compiled.broke",
-        )
+        fix = "see TORCH_LOGS=inductor; a devel image compiles"
+        return failed(f"torch.compile broke: {entry['broke']}", fix=fix, code="compiled.broke")
     errors = entry.get("errors") or {}
     if not errors or entry.get("missing") != []:
         return undecided("nothing was compiled or compared", fix="see the check's log", code="compiled.unmeasured")
     count = sum((entry.get("code") or {}).values())
     wrong = [] if count else [_nothing("torch.compile wrote no code: the model ran in eager mode", "compiled.eager")]
     wrong += [_nothing(f"the graph was broken: {why}", "compiled.broken-graph") for why in entry.get("breaks") or []]
-    return worst(
-        [*wrong, *_wrong(errors)],
-        passed(
-            f"a model and its backward pass were compiled and are right ({counted(count, 'file')}, "
-            f"seed {entry.get('seed')})",
-            value=None if wrong or _wrong(errors) else max(errors.values()),
-            unit=LIMIT.unit,
-            limit=LIMIT,
-            code=entry.get("code"),
-            seed=entry.get("seed"),
-        ),
+    wrong += _wrong(errors)
+    if wrong:
+        return worst(wrong, otherwise=wrong[0])
+    told = {"code": entry.get("code"), "seed": entry.get("seed")}
+    summary = (
+        f"a model and its backward pass were compiled and are right ({counted(count, 'file')}, seed {told['seed']})"
     )
+    return passed(summary, value=max(errors.values()), unit=LIMIT.unit, limit=LIMIT, **told)
 
 
 def _nothing(reason: str, code: str) -> Outcome:
-    return failed(
-        reason, fix="look for TORCHDYNAMO_DISABLE=1, TORCH_COMPILE_DISABLE=1; see TORCH_LOGS=dynamo", code=code
-    )
+    fix = "look for TORCHDYNAMO_DISABLE=1, TORCH_COMPILE_DISABLE=1; see TORCH_LOGS=dynamo"
+    return failed(reason, fix=fix, code=code)
 
 
 def _wrong(errors: Measured) -> list[Outcome]:

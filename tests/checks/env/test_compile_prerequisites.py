@@ -12,6 +12,7 @@ import pytest
 
 from envcheck.checks import Rank
 from envcheck.checks.env import compile_prerequisites
+from tests.tables import each
 
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")
 VARIABLES = ("CC", "CXX", "TRITON_PTXAS_PATH", "TRITON_LIBCUDA_PATH", "LD_LIBRARY_PATH")
@@ -42,41 +43,33 @@ def missing() -> list[str]:
     return [name for name, path in compile_prerequisites.measure(RANK)["found"].items() if not path]
 
 
-def test_all_of_it_is_found(machine: Path) -> None:
-    assert machine
-    assert missing() == []
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
+@each(
+    "gone, variable, name",
     [
-        ("bin/gcc", ["C compiler"]),
-        ("bin/g++", ["C++ compiler"]),
-        ("include/Python.h", ["Python.h"]),
-        ("triton/__init__.py", ["triton", "ptxas"]),
-        ("triton/backends/nvidia/bin/ptxas", ["ptxas"]),
-        ("lib/libcuda.so.1", ["libcuda.so.1"]),
+        ("", "", []),
+        ("bin/gcc", "", ["C compiler"]),
+        ("bin/g++", "", ["C++ compiler"]),
+        ("include/Python.h", "", ["Python.h"]),
+        ("triton/backends/nvidia/bin/ptxas", "", ["ptxas"]),
+        ("triton/__init__.py", "", ["triton", "ptxas"]),
+        ("lib/libcuda.so.1", "", ["libcuda.so.1"]),
+        ("", "CC", ["C compiler"]),
+        ("", "CXX", ["C++ compiler"]),
+        ("", "TRITON_PTXAS_PATH", ["ptxas"]),
+        ("", "TRITON_LIBCUDA_PATH", ["libcuda.so.1"]),
     ],
 )
-def test_each_is_missed_by_itself(machine: Path, text: str, name: list[str]) -> None:
-    (machine / text).unlink()
-    assert missing() == name
-
-
-@pytest.mark.parametrize(
-    ("variable", "name"),
-    [
-        ("CC", ["C compiler"]),
-        ("CXX", ["C++ compiler"]),
-        ("TRITON_PTXAS_PATH", ["ptxas"]),
-        ("TRITON_LIBCUDA_PATH", ["libcuda.so.1"]),
-    ],
-)
-def test_a_variable_that_points_nowhere_is_no_find(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, variable: str, name: list[str]
+def test_each_is_missed_by_itself(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, gone: str, variable: str, name: list[str]
 ) -> None:
-    monkeypatch.setenv(variable, str(machine / "nothing"))
-    assert missing() == name
+    if gone:
+        (machine / gone).rename(machine / "gone")
+    with monkeypatch.context() as patch:
+        if variable:
+            patch.setenv(variable, str(machine / "nothing"))
+        assert missing() == name
+    if gone:
+        (machine / "gone").rename(machine / gone)
 
 
 def test_variables_that_point_somewhere_are_followed(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

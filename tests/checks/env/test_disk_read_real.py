@@ -76,9 +76,6 @@ def test_each_figure_on_both_sides(measured: dict[str, Any], status: str, word: 
     outcome = judged(**measured)
     assert outcome.status == status, outcome
     assert word in outcome.summary
-
-
-def test_nothing_is_no_pass() -> None:
     assert disk_read.judge(View(Snapshot()), []).status == ERROR
 
 
