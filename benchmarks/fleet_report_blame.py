@@ -19,6 +19,8 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from msgspec import structs
+
 from envcheck.fleet.files import FleetFile
 from envcheck.fleet.one_report import NodeReport, read
 from envcheck.fleet.summary import BAD, FleetQuestion, FleetReport, summarize
@@ -56,7 +58,7 @@ def summarized(size: int, faults: dict[str, str], noise: random.Random) -> Fleet
         kind = faults.get(node, "none")
         if kind == "missing":
             continue
-        checks = [c._replace(value=speed) if c.check == "gemm-throughput" else c for c in sound.checks]
+        checks = [structs.replace(c, value=speed) if c.check == "gemm-throughput" else c for c in sound.checks]
         report = sound._replace(node=node, digest=node, checks=checks)
         if kind != "none":
             report = made(node, kind, speed)

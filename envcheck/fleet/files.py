@@ -43,12 +43,16 @@ def read_files(places: Iterable[Path]) -> list[FleetFile]:
     """Read the named files and every *.json below the named directories, each once, but those that begin with a dot."""
     files: dict[str, FleetFile] = {}
     reports: dict[str, NodeReport] = {}
+    configurations: dict[tuple[str, ...], dict[str, str]] = {}
     for path in map(os.path.abspath, _paths(places)):
         if path not in files:
-            file = _read_file(path)
-            # Copies of a report are one.
-            same = file.report and reports.setdefault(file.report.digest, file.report)
-            files[path] = file._replace(report=same)
+            file = files[path] = _read_file(path)
+            if file.report:
+                # Copies of a report are one, and most nodes are configured alike.
+                alike = file.report.configuration
+                alike = configurations.setdefault((*alike, *alike.values()), alike)
+                same = reports.setdefault(file.report.digest, file.report._replace(configuration=alike))
+                files[path] = file._replace(report=same)
     return [*files.values()]
 
 

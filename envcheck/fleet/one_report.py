@@ -119,7 +119,7 @@ class NotAReportError(Exception):
     """A file in which no run of a node is: it says nothing of a node."""
 
 
-class CheckValue(NamedTuple):
+class CheckValue(msgspec.Struct, frozen=True, gc=False):
     """What a check came to on a node; `value` None for what is no number, `gpu` the UUID that it is about, or ""."""
 
     check: str
