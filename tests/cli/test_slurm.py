@@ -96,7 +96,6 @@ def keep(state: Path, name: str, status: Literal["pass", "fail"], check: str = "
 
 
 def resume(cluster: dict[str, str], at: Path) -> None:
-    """Have all four nodes take jobs again."""
     for name in NODES:
         keep(Path(cluster["ENVCHECK_HOME"]), name, "pass")
         slurm(cluster, "scontrol", "update", f"nodename={name}", "state=resume")
@@ -104,12 +103,10 @@ def resume(cluster: dict[str, str], at: Path) -> None:
 
 
 def slurm(environment: dict[str, str], *command: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run a program of Slurm's, which has a minute."""
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=timeout)
 
 
 def node(environment: dict[str, str], name: str) -> str:
-    """Return the state and the reason of a node, as Slurm shows them."""
     return slurm(environment, "sinfo", "--noheader", "--Node", f"--nodes={name}", "--format=%T %E").stdout
 
 
@@ -130,7 +127,6 @@ def started(command: list[str], environment: dict[str, str], at: Path) -> Iterat
 
 
 def idle(environment: dict[str, str]) -> int:
-    """Return how many nodes are ready for work."""
     completed = slurm(environment, "sinfo", "--noheader", "--Node", "--states=idle", "--format=%N")
     return len(completed.stdout.split()) if completed.returncode == 0 else 0
 

@@ -175,9 +175,9 @@ def test_what_cannot_stand_in_a_file_is_refused(name: str, value: Any) -> None:
         launch_files("kubernetes", VALUES._replace(variables=("NCCL_A=1", "NCCL_A=2")))
 
 
-def test_an_option_that_the_files_do_not_hold_is_refused() -> None:
+def test_the_command_prints_the_files_and_refuses_what_they_do_not_hold() -> None:
     words = ["fleet", "render", "slurm", "--image", IMAGE]
-    assert CliRunner().invoke(cli, words).exit_code == 0
+    assert CliRunner().invoke(cli, words).stdout.startswith("# sweep.sbatch\n#!/bin/bash\n")
     refused = CliRunner().invoke(cli, [*words, "--env", "NCCL_DEBUG=INFO"])
     assert "--env has no place in the files for Slurm" in str(refused.exception)
 
