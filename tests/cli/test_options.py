@@ -129,9 +129,3 @@ def test_an_option_means_one_thing_over_all_commands() -> None:
     names = ["--only", "--connections", "--skip", "--level", "--checks", "--engine"]
     assert [name for name in names if len(kinds.get(name, ())) > 1] == []
     assert not {"--out", "--dest", "--markdown", "--profile", "--require"} & set(kinds)
-
-
-def test_each_result_goes_where_output_says() -> None:
-    named = {name: {path for path, one in COMMANDS.items() for p in one.params if name in p.opts} for name in ("-o",)}
-    outputs = {path for path, one in COMMANDS.items() for p in one.params if "--output" in p.opts}
-    assert named["-o"] == outputs

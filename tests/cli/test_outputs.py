@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import envcheck
-from envcheck.cli.report_output import Node, Output, destination, left_to_the_first, node_of
+from envcheck.cli.report_output import Node, Output, left_to_the_first, node_of
 from envcheck.errors import ConfigError
 from envcheck.runner.launcher import Place, place
 
@@ -201,15 +201,6 @@ def test_four_nodes_in_one_directory_leave_four_reports_and_four_pages(start: St
         assert (report["host"]["place"]["node"], report["host"]["place"]["nodes"]) == (name, 4)
 
 
-def test_a_directory_holds_one_report_a_node_and_goes_on_with_its_own(start: Start, tmp_path: Path) -> None:
-    nodes = [start("--output", "all/", **slurm(node, 2)) for node in range(2)]
-    assert [node.wait() for node in nodes] == [0, 0], [node.communicate() for node in nodes]
-    assert {path.name for path in (tmp_path / "cwd/all").iterdir()} == {"n1.json", "n2.json"}
-    over = start("--output", "all", "--resume", **slurm(1, 2))
-    _, err = over.communicate()
-    assert (over.returncode, "the run in all/n2.json is complete" in err) == (2, True), err
-
-
 def test_the_other_ranks_of_a_node_leave_it_to_the_first(start: Start, tmp_path: Path) -> None:
     done = start(**torchrun(1, 2, 1))
     out, err = done.communicate()
@@ -249,17 +240,6 @@ def test_a_pipe_takes_one_report(quick_site: Path, tmp_path: Path) -> None:
     completed = run_once(quick_site, tmp_path, f"{tail} && while [ ! -e whole.json ]; do sleep 0.1; done")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert json.loads((tmp_path / "whole.json").read_text())["verdict"]["exit_code"] == 0
-
-
-def test_a_user_without_rights_to_dev_may_give_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(**_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", refused)
-    here = Node("n1", several=False)
-    assert destination(Output(Path("/dev/null")), Path("r.json"), here, dry=False) == Path("/dev/null")
-    with pytest.raises(ConfigError, match="Permission denied"):
-        destination(Output(tmp_path / "r.json"), Path("r.json"), here, dry=False)
 
 
 def test_sigterm_ends_a_run_as_an_interrupt_does(start: Start, tmp_path: Path) -> None:

@@ -72,10 +72,3 @@ def test_samples_over_time_show_the_blamed_rank_over_the_others() -> None:
 )
 def test_what_has_no_shape_is_not_drawn(details: dict[str, Any]) -> None:
     assert not list(figures(outcome(details=details)))
-
-
-@each("value", [None, 7, "x", [], [1], {}, {"x": 1}, {"samples": 3}, {"x": [[1]]}])
-@each("field", ["curve", "curves", "latency", "values", "products", "points", "load", "matrix"])
-def test_a_measurement_of_another_form_is_left_out(field: str, value: Any) -> None:
-    drawn = outcome(details={field: value}, ranks=[{"rank": r, field: value, "gpus": value} for r in range(2)])
-    assert [figure.caption for figure in figures(drawn) if field != "values"] == []

@@ -83,20 +83,3 @@ def test_a_report_is_read_back_as_it_was(report: MakeReport, tmp_path: Path) -> 
     # As Windows' Notepad saves it.
     (tmp_path / "r.json").write_bytes(codecs.BOM_UTF8 + (tmp_path / "r.json").read_bytes())
     assert load(tmp_path / "r.json") == made
-
-
-def test_a_write_that_breaks_leaves_the_old_report(
-    report: MakeReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "r.json"
-    write(report(FAIL), path)
-    before = path.read_bytes()
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write(report(), path)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]

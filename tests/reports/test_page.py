@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.formats.html import page
 from envcheck.reports.model import RunReport
-from envcheck.runner.schema import LimitRow, Plan
+from envcheck.runner.schema import LimitRow
 from tests.builders import row
 from tests.tables import each
 
@@ -118,10 +118,3 @@ def test_a_gpu_that_a_finding_names_is_marked_in_its_row(report: MakeReport) -> 
 def test_what_could_not_be_read_off_a_gpu_says_why(report: MakeReport) -> None:
     gpus = [Gpu("GPU-1", {"temperature": Signal(reason="not permitted", why="failed")})]
     assert '<td title="not permitted">?</td>' in page(report(SLOW, snapshot=Snapshot("", {}, gpus)))
-
-
-def test_a_run_that_was_cut_short_says_so(report: MakeReport) -> None:
-    whole = report(row("a", "pass"))
-    text = page(report(plan=Plan(level="quick", checks=whole.plan.checks, nproc=2), ended=""))
-    assert "cut short" in text
-    assert "<dt>never ran</dt><dd>a</dd>" in text

@@ -173,9 +173,3 @@ def test_a_lost_gpu_is_named_again_as_long_as_the_snapshot_has_it(past: Callable
         assert rejudged_report.report.verdict.exit_code == 3
     healed = rejudge(past(row("ecc", "pass"), row("lost-gpus", "error")))
     assert [(o.id, o.status) for o in healed.report.outcomes] == [("ecc", "pass")]
-
-
-def test_every_node_check_of_an_edited_snapshot_is_judged(past: Callable[..., RunReport]) -> None:
-    empty = structs.replace(past(*(row(f.id, "pass") for f in discover() if f.kind == "node" and f.check.signals)))
-    unread = structs.replace(empty, snapshot=Snapshot("", {}, [Gpu("GPU-1")]))
-    assert {o.status for o in rejudge(unread).report.outcomes} <= {"error", "skip"}

@@ -52,12 +52,6 @@ GOOD = row("ddp", "pass", "gradients equal one process's")
 BROKEN = row("amp", "error", "rank 1 died of SIGSEGV", remedy="see the log", log="[rank 1] Fatal Python error")
 
 
-def test_no_line_is_wider_than_80_columns(report: MakeReport) -> None:
-    long = row("x" * 30, "warn", "word " * 60, remedy="do " * 60, log="y" * 300)
-    for line in text(report(GOOD, SLOW, BROKEN, long)).splitlines():
-        assert len(line) <= 80
-
-
 def test_every_form_says_which_image_ran(report: MakeReport) -> None:
     image = TargetFacts(kind="image", name="r.example/x:1", chosen="its Python", image_id="sha256:1")
     facts = ImageFacts(runs_as="", program="", history=0, secrets=[], manifest_digest="sha256:1", diff_ids=["a", "b"])

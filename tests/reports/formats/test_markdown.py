@@ -45,11 +45,6 @@ def test_what_markdown_would_take_for_its_own_is_escaped(report: MakeReport) -> 
     assert r"a\|b \# no \<img\> \`c\` \$d\$" in text
 
 
-def test_a_log_stands_apart_and_cannot_end_what_it_stands_in(report: MakeReport) -> None:
-    text = markdown(report(row("x", "error", log="```\n</details>\n# big")))
-    assert "\n      ```\n      </details>\n      # big\n" in text
-
-
 def test_a_summary_never_passes_what_github_takes(report: MakeReport) -> None:
     text = markdown(report(*(row(f"c{i}", "fail", summary=f"{i}" + "é" * 20000, remedy="x") for i in range(40))))
     assert len(text.encode()) < 1 << 20
