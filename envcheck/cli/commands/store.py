@@ -15,7 +15,6 @@ from envcheck.cli.options import (
     EXISTING_DIRECTORY,
     EXISTING_FILE,
     Argument,
-    FiniteRange,
     Option,
     Size,
     command_with,
@@ -177,11 +176,7 @@ def versions(options: StoreVersionsOptions, _settings: Settings) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreGcOptions:
-    max_size: Annotated[int | None, Option("Limit for the store itself instead of the file system.", type=Size())] = (
-        None
-    )
-    high: Annotated[float, Option("Start above this percentage.", type=FiniteRange(0, 100))] = 85.0
-    low: Annotated[float, Option("Stop at this percentage.", type=FiniteRange(0, 100))] = 75.0
+    max_size: Annotated[int | None, Option("Limit for the store, not for its file system.", type=Size())] = None
     dry_run: Annotated[bool, Option("Only report the space in use, and what would be evicted.")] = False
 
 
@@ -189,13 +184,10 @@ class StoreGcOptions:
 def gc(options: StoreGcOptions, _settings: Settings) -> int:
     """Evict the least recently used files.
 
-    Eviction starts above --high and stops at --low. Files of a released version are never evicted.
+    Eviction starts above 85 % of the limit and stops at 75 %. Files of a released version are never evicted.
     """
-    if options.low > options.high:
-        message = f"--low {options.low:g} is above --high {options.high:g}"
-        raise ConfigError(message, fix="pass a --low that is not above --high")
     store, dry = _this_store(existing=True), options.dry_run
-    done = releases.gc(store, high=options.high / 100, low=options.low / 100, size=options.max_size, dry=dry)
+    done = releases.gc(store, size=options.max_size, dry=dry)
     if dry:
         share = f"{format_bytes(done.used)} of {format_bytes(done.room)}, {done.used / done.room:.0%}"
         click.echo(f"store {store.root}: used {share}")

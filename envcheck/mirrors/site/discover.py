@@ -30,11 +30,20 @@ Part = Literal["pypi", "pytorch"]
 
 
 def indexes(profile: Profile, parts: Sequence[Part]) -> list[SiteIndex]:
-    """Return the indexes that a site mirrors: the profile's first of each kind, or the clients' defaults.
+    """Return the indexes that a site mirrors, without links: the profile's first of each kind, or clients' defaults.
 
-    Send no requests and add no links. Raise ConfigError if a closed profile names no index.
+    Raise ConfigError if a closed profile names no index.
     """
-    return [SiteIndex(part=part, url=_url(profile, part)) for part in parts]
+    found = []
+    for part in parts:
+        named, default = (profile.pypi, python_index) if part == "pypi" else (profile.pytorch, pytorch_index)
+        sources = network_indexes(named, closed=profile.closed)
+        if not sources:
+            message = f"{profile.name} is closed and names no index under `{part}:`"
+            raise ConfigError(message, fix="name one, remove `closed`, or pass --no-pytorch if that is missing")
+        url = default() if sources[0].url == CLIENT_DEFAULT else sources[0].url
+        found.append(SiteIndex(part=part, url=url.partition(_VARIANT)[0].rstrip("/")))
+    return found
 
 
 def with_links(index: SiteIndex, pages: Sequence[str], client: Client, links: Sequence[str] = ()) -> SiteIndex:
@@ -46,17 +55,6 @@ def with_links(index: SiteIndex, pages: Sequence[str], client: Client, links: Se
     own_pages = [f"{url}/{page.removeprefix(f'{part}/')}/" for page in pages if page.startswith(f"{part}/")]
     urls = links or _linked_urls(client, own_pages)
     return SiteIndex(part=part, url=url, links=sorted({origin(link) for link in urls} - {origin(url)}))
-
-
-def _url(profile: Profile, part: Part) -> str:
-    named, default = (profile.pypi, python_index) if part == "pypi" else (profile.pytorch, pytorch_index)
-    sources = network_indexes(named, closed=profile.closed)
-    if not sources:
-        message = f"{profile.name} is closed and names no index under `{part}:`"
-        more = ", pass --no-pytorch" if part == "pytorch" else ""
-        raise ConfigError(message, fix=f"name one{more}, or remove `closed`")
-    url = default() if sources[0].url == CLIENT_DEFAULT else sources[0].url
-    return url.partition(_VARIANT)[0].rstrip("/")
 
 
 def _linked_urls(client: Client, pages: Iterable[str]) -> list[str]:

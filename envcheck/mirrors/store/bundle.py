@@ -40,7 +40,6 @@ _KINDS: Final[tuple[signing.Kind, ...]] = ("ed25519",)
 _SIGNATURE_BYTES: Final = 64
 _OBJECT: Final = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
 _SUMS: Final = re.compile(rb"([0-9a-f]{64})  bundle\.tar\n")
-_AT_ONCE: Final = 1 << 20
 # Bytes: the contents of 100 000 files have 30 MB.
 _LONGEST_CONTENTS: Final = 256 << 20
 
@@ -230,7 +229,7 @@ def _unpack(bundle: VerifiedBundle, staging: Path, accept: Callable[[Contents], 
             raise PromiseError(
                 message, fix="do not use this bundle: `envcheck store export` did not write it"
             ) from error
-        while stream.read(_AT_ONCE):  # to the end, so that all of it is compared with its hash
+        while stream.read(1 << 20):  # to the end, so that all of it is compared with its hash
             pass
     if stream.hexdigest() != bundle.sha256:
         message = f"{tar}: it changed while it was read"
@@ -275,7 +274,7 @@ def _unpack_object(
         raise _InvalidBundleError(message)
     hashed = _HashedFile(body)
     with (staging / digest).open("xb") as target:
-        shutil.copyfileobj(hashed, target, _AT_ONCE)
+        shutil.copyfileobj(hashed, target, 1 << 20)
         target.flush()
         os.fsync(target.fileno())
     if hashed.hexdigest() != digest:

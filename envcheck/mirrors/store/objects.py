@@ -179,10 +179,7 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self, name: str = "lock", how: int = fcntl.LOCK_EX) -> Iterator[None]:
-        """Hold a lock, so that no two processes release, import or evict. The kernel frees it at exit.
-
-        With LOCK_NB, raises UnavailableError if another process holds it; else waits for that one.
-        """
+        """Hold a lock until the block or the process ends. With LOCK_NB, raises UnavailableError instead of waiting."""
         self.root.mkdir(parents=True, exist_ok=True)
         file = os.open(self.root / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:

@@ -22,6 +22,9 @@ from envcheck.mirrors.store.objects import READ_ONLY, Store, StoredObject, diges
 from envcheck.mirrors.store.tree import Contents
 
 MANIFEST: Final = "manifest.json"
+# Shares of the room: eviction starts above the first and stops at the second.
+_HIGH: Final = 0.85
+_LOW: Final = 0.75
 # For so many seconds, another process may continue what a killed process left.
 _STALE: Final = 86400.0
 
@@ -263,12 +266,12 @@ class Eviction(NamedTuple):
     room: int
 
 
-def gc(store: Store, *, high: float = 0.85, low: float = 0.75, size: int | None = None, dry: bool) -> Eviction:
+def gc(store: Store, *, size: int | None = None, dry: bool) -> Eviction:
     """Evict the least recently used objects; with `dry`, only tell what would be evicted.
 
-    Eviction starts when more than the share `high` of the room is used and stops at the share `low`. The room is the
-    file system, or `size` bytes for the objects of the store alone. Keeps what a version has, and objects with another
-    name elsewhere: unlinking these would free no room. Raises UnavailableError if a process uses the store.
+    The room is the file system, or `size` bytes for the objects of the store alone. Keeps what a version has, and
+    objects with another name elsewhere: unlinking these would free no room. Raises UnavailableError if a process uses
+    the store.
     """
     with store.locked(), store.locked("users", fcntl.LOCK_EX | fcntl.LOCK_NB):
         if not dry:
@@ -277,7 +280,7 @@ def gc(store: Store, *, high: float = 0.85, low: float = 0.75, size: int | None 
         disk = shutil.disk_usage(store.root)
         # As df does, do not count blocks that are reserved for root.
         used, room = (disk.used, disk.used + disk.free) if size is None else (sum(o.size for o in objects), size)
-        excess = used - int(room * low) if used > room * high else 0
+        excess = used - int(room * _LOW) if used > room * _HIGH else 0
         released = {file.sha256 for manifest in _read_manifests(store).values() for file in manifest.files}
         chosen: list[StoredObject] = []
         for stored in sorted(objects, key=lambda stored: (stored.used, stored.sha256)):

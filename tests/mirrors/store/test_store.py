@@ -80,17 +80,18 @@ def test_where_no_link_can_be_a_view_is_a_copy(
 
 
 def test_gc_evicts_by_last_use_and_keeps_what_a_version_or_another_link_holds(
-    store: Store, contents: Contents, tmp_path: Path
+    store: Store, contents: Contents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     releases.release(store, contents, keep=2)
     first, second, seen = (store.add(sign * 1000, "x") for sign in (b"1", b"2", b"3"))
     store.view(seen, tmp_path / "seen")
     for digest in (first, seen):
         os.utime(store.root / "info" / digest[:2] / f"{digest}.json", (1, 1))
+    monkeypatch.setattr(releases, "_LOW", 0.849)
     room = int(sum(one.size for one in store.objects()) / 0.8501)
-    done = releases.gc(store, size=room, low=0.849, dry=True)
+    done = releases.gc(store, size=room, dry=True)
     assert ([one.sha256 for one in done.evicted], store.has(first)) == ([first], True)
-    done = releases.gc(store, size=room, low=0.849, dry=False)
+    done = releases.gc(store, size=room, dry=False)
     assert ([one.sha256 for one in done.evicted], done.left) == ([first], 0)
     (store.root / "versions/1/manifest.json").unlink()  # its links keep its files even then
     done = releases.gc(store, size=1, dry=False)
