@@ -152,7 +152,8 @@ def _complete(entry: Measured, first: Measured) -> bool:
     at: list[Any] = (entry.get("joined") or {}).get("at") or []
     due = len((first.get("joined") or {}).get("at") or [])
     times = [(entry.get("products") or {}).get("median"), *at]
-    return bool(at) and len(at) == due and all(map(process_group.positive, times)) and "wrong" in entry
+    told = process_group.counts(entry.get("wrong")) and all(map(process_group.positive, times))
+    return told and bool(at) and len(at) == due
 
 
 def _slow(view: View, ranks: Ranks) -> list[Outcome]:
