@@ -19,11 +19,11 @@ import msgspec
 from envcheck.cli.options import ARCHS, FILE, Option, command_with
 from envcheck.cli.shared.process import print_table
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.matrix.facts.lookup import Facts
+from envcheck.matrix.facts.lookup import Facts, find_gpu
 from envcheck.matrix.facts.model import PYTORCH, HostArch
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.query import normalized, requested_devices, with_whole_driver
-from envcheck.matrix.resolver.resolve import Query, Resolution, find_gpu, resolve
+from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile
 from envcheck.node import collect
@@ -56,9 +56,6 @@ class ResolveOptions:
     ] = ()
     cc: Annotated[tuple[str, ...], Option("Compute capability, for a GPU without a name.", metavar="X.Y")] = ()
     arch: Annotated[Literal["x86_64", "amd64", "aarch64", "arm64"] | None, Option("Host architecture.")] = None
-    base_cuda: Annotated[
-        str | None, Option("Also say what an nvidia/cuda base image of that CUDA refuses.", metavar="X.Y")
-    ] = None
     requirements: Annotated[
         tuple[str, ...],
         Option(
@@ -121,7 +118,7 @@ def command(options: ResolveOptions, settings: Settings) -> int:
         query, read, notes = fill(matrix, query, collect.identify(), active_python())
     query, taken = with_whole_driver(Facts(matrix), query)
     notes += taken
-    answer = resolve(matrix, query, base_cuda=options.base_cuda, read_here=read, notes=notes)
+    answer = resolve(matrix, query, read_here=read, notes=notes)
     extended = _with_extensions(options, matrix, answer, notes) if options.requirements else None
     answer = extended or answer
     answer = msgspec.structs.replace(answer, pip=pip_command(answer, _profile(options.mirror)))
@@ -163,7 +160,6 @@ def _with_extensions(
         required_extensions,
         third_party=options.third_party,
         every_cell=options.everything or options.as_json,
-        base_cuda=options.base_cuda,
         notes=notes,
     )
 

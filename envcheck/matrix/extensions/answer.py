@@ -127,12 +127,11 @@ def resolve_with(
     *,
     third_party: bool = False,
     every_cell: bool = False,
-    base_cuda: str | None = None,
     notes: list[str] | None = None,
 ) -> ExtensionResolution:
     """Return the best cell of `plain`, the answer without extensions, in which all `wanted` fit, or why there is none.
 
-    `base_cuda` and `notes` are those that `plain` was made with.
+    `notes` are those that `plain` was made with.
 
     What is not known about a wheel never counts as fitting. `third_party` allows wheels of other authors.
     """
@@ -146,7 +145,7 @@ def resolve_with(
         return _none_fits(plain, requested, best, alternatives, refused)
     cell = best.choice.place.cell
     pinned = plain.query.replace(torch=f"=={cell.torch}", variant=cell.variant, cuda=None, python=cell.python)
-    only = resolve(matrix, pinned, base_cuda=base_cuda, read_here=plain.read_here, notes=notes)
+    only = resolve(matrix, pinned, read_here=plain.read_here, notes=notes)
     return _fits(plain, only, requested, best, alternatives, refused)
 
 

@@ -7,9 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from envcheck.errors import ConfigError
-from envcheck.matrix.facts.lookup import Device, Facts, OtherAccelerator, find_gpu, other_accelerator, suggest
-from envcheck.matrix.facts.model import BaseImage, Cell, HostArch, Matrix, TorchRelease, branch, key
+from envcheck.matrix.facts.lookup import Device, Facts, OtherAccelerator, find_gpu, other_accelerator
+from envcheck.matrix.facts.model import Cell, HostArch, Matrix, TorchRelease, branch, key
 from envcheck.matrix.resolver.candidates import Alternative, Candidate, alternatives, candidates, thresholds
 from envcheck.matrix.resolver.query import (
     Query,
@@ -19,22 +18,9 @@ from envcheck.matrix.resolver.query import (
     validate,
     with_whole_driver,
 )
-from envcheck.matrix.resolver.verdict import LEGAL, MINOR, NO_WHEEL, OK, Verdict, driver_verdict, runs_on
+from envcheck.matrix.resolver.verdict import LEGAL, MINOR, NO_WHEEL, OK, Verdict
 
-__all__ = [
-    "Alternative",
-    "Query",
-    "RankedCell",
-    "RejectedCombination",
-    "Resolution",
-    "Verdict",
-    "can_build",
-    "driver_verdict",
-    "find_gpu",
-    "resolve",
-    "runs_on",
-    "suggest",
-]
+__all__ = ["Query", "Resolution", "can_build", "resolve"]
 
 
 class RankedCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,11 +79,10 @@ def resolve(
     matrix: Matrix,
     query: Query,
     *,
-    base_cuda: str | None = None,
     read_here: dict[str, str] | None = None,
     notes: list[str] | None = None,
 ) -> Resolution:
-    """Return what can run. `base_cuda` adds a note on what an nvidia/cuda base of that CUDA minor refuses.
+    """Return what can run.
 
     `read_here` (axes that were read off this node) and `notes` come from the caller and are part of the result.
     Raises ConfigError for an invalid query (an unknown GPU, a malformed version).
@@ -129,7 +114,7 @@ def resolve(
         buildable=next((str(cell) for cell in images), None),
         install=_install(matrix, best) if best.legal else [],
         index="" if release is None or _default_index(release, best, arch) else f"whl/{best.variant}",
-        notes=[*notes, *several_gpus(facts, query), *sentences(facts, query, devices, arch, best, offers, base_cuda)],
+        notes=[*notes, *several_gpus(facts, query), *sentences(facts, query, devices, arch, best, offers)],
         read_here=read_here or {},
         ranked=[
             RankedCell(cell=str(cell), verdict=row.verdict.name, verified=row.verdict.verified)
@@ -225,15 +210,12 @@ def sentences(
     arch: HostArch,
     best: Candidate,
     offers: list[Alternative],
-    base_cuda: str | None,
 ) -> list[str]:
-    """Return the notes, one sentence each; `base_cuda` adds what an nvidia/cuda base of that CUDA minor refuses."""
+    """Return the notes, one sentence each."""
     lines = [*_arch(query, devices, arch), *_capabilities(facts, query)]
     if query.driver is None and best.legal and best.cuda is not None:
         lines += _driver(facts, query, devices, arch, best)
     lines += _first_of_branch(facts, devices, offers)
-    if base_cuda is not None:
-        lines.append(what_base_refuses(facts, base_cuda, query.driver, devices))
     return lines
 
 
@@ -279,49 +261,3 @@ def _first_of_branch(facts: Facts, devices: list[Device], offers: list[Alternati
         listed = device.gpu.first_driver.values() if device.gpu is not None else []
         for version in sorted(versions.intersection(listed), key=key):
             yield f"driver {version} is the first of R{branch(version)} that drives {device.label}"
-
-
-def what_base_refuses(facts: Facts, cuda: str, driver: str | None, devices: list[Device]) -> str:
-    """Return a sentence: whether nvidia/cuda of that CUDA minor starts under `driver`; None: under which drivers.
-
-    Raises ConfigError for a CUDA minor whose images are not in the matrix.
-    """
-    image = _image(facts, cuda)
-    name = f"nvidia/cuda:{image.image}"
-    if driver is None:
-        return f"{name} starts under drivers of CUDA >= {image.cuda}, and {_exceptions(image)}"
-    row = facts.branch(driver)
-    if row is not None and key(row.cuda) >= key(image.cuda):
-        return f"{name} starts: driver {driver} is of CUDA {row.cuda} >= {image.cuda}"
-    of = f"driver {driver} is of CUDA {row.cuda} < {image.cuda}" if row else f"the CUDA of driver {driver} is not known"
-    kinds = {device.datacenter for device in devices} or {None}
-    lists = [_branches(image, datacenter=kind) for kind in kinds]
-    if all(branch(driver) in branches for branches in lists):
-        return f"{name} starts: {of}, but it accepts R{branch(driver)} with such GPUs"
-    doubt = "" if image.complete else " (the end of its list is not known)"
-    return (
-        f"{name} refuses to start: {of}, and it accepts {_exceptions(image)}{doubt}; NVIDIA_DISABLE_REQUIRE=1 overrides"
-    )
-
-
-def _image(facts: Facts, cuda: str) -> BaseImage:
-    images = sorted(facts.matrix.cuda.base_images, key=lambda row: key(row.image))
-    of_minor = [row for row in images if row.cuda == cuda]
-    if not of_minor:
-        minors = ", ".join(dict.fromkeys(row.cuda for row in images))
-        message = f"what nvidia/cuda of CUDA {cuda} demands is not in the matrix"
-        raise ConfigError(message, fix=f"use one of {minors}")
-    return of_minor[-1]
-
-
-def _branches(image: BaseImage, *, datacenter: bool | None) -> list[str]:
-    if datacenter:
-        return image.datacenter_branches
-    return image.geforce_branches
-
-
-def _exceptions(image: BaseImage) -> str:
-    def listed(branches: list[str]) -> str:
-        return ", ".join(f"R{name}" for name in sorted(branches, key=key)) or "no older branch"
-
-    return f"{listed(image.datacenter_branches)} with data-centre GPUs, {listed(image.geforce_branches)} with others"

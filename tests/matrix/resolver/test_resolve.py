@@ -11,7 +11,8 @@ import pytest
 from envcheck.errors import ConfigError
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.resolver.query import normalized
-from envcheck.matrix.resolver.resolve import Query, Resolution, resolve, runs_on
+from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
+from envcheck.matrix.resolver.verdict import runs_on
 from tests.tables import each
 
 Ask = Callable[..., Resolution]
@@ -287,21 +288,6 @@ def test_the_first_driver_of_each_branch_that_knows_the_gpu(ask: Ask, gpu: str, 
 )
 def test_what_is_left_open_or_taken_for_granted_is_said(ask: Ask, axes: dict[str, object], note: str) -> None:
     assert any(message.endswith(note) for message in ask(**axes).notes)
-
-
-@each(
-    ("base", "driver", "gpu", "says"),
-    [
-        ("12.8", "570.26", "RTX 4090", "nvidia/cuda:12.8.1 starts: driver 570.26 is of CUDA 12.8"),
-        ("12.8", "550.54.14", "RTX 4090", "nvidia/cuda:12.8.1 refuses to start"),
-        ("12.8", "550.54.14", "H100", "nvidia/cuda:12.8.1 starts: driver 550.54.14 is of CUDA 12.4 < 12.8"),
-        ("12.4", "525.105.17", "RTX 4090", "nvidia/cuda:12.4.1 starts"),
-        ("13.3", "570.26", "H100", "the end of its list is not known"),
-    ],
-)
-def test_what_an_nvidia_base_would_refuse(matrix: Matrix, base: str, driver: str, gpu: str, says: str) -> None:
-    resolution = resolve(matrix, Query(driver=driver, gpus=[gpu]), base_cuda=base)
-    assert says in resolution.notes[-1]
 
 
 @each(
