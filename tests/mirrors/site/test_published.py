@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,12 +15,13 @@ import uv
 from envcheck.mirrors.hub import HubFile, Revision, git_sha1
 from envcheck.mirrors.store import releases
 from envcheck.mirrors.store.objects import Store
-from envcheck.mirrors.store.tree import Contents, Wheel
+from envcheck.mirrors.store.tree import Contents
 from tests.certificates import Certificate
 from tests.http_server import Servers
 from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, REPO, Hub, sha256
 from tests.mirrors.site.conftest import envcheck, running
 from tests.mirrors.site.upstreams import free_ports, get
+from tests.mirrors.store.conftest import wheel as stored
 from tests.waiting import eventually
 from tests.wheels import wheel
 
@@ -42,17 +42,8 @@ print(HfApi().verify_repo_checksums({OWN!r}).mismatches)
 
 def filled(store: Store, made: Path) -> Contents:
     """Put two wheels and a model into a store; return them as they are published."""
-    wheels = [_wheel(store, wheel(made, "alpha")), _wheel(store, wheel(made, "torch", "2.8.0+cpu"), "pytorch/cpu")]
+    wheels = [stored(store, wheel(made, "alpha")), stored(store, wheel(made, "torch", "2.8.0+cpu"), "pytorch/cpu")]
     return Contents(wheels=wheels, models=[_model(store, OWN)], branches={f"{OWN}@main": COMMIT})
-
-
-def _wheel(store: Store, path: Path, index: str = "pypi") -> Wheel:
-    digest, size = sha256(path.read_bytes()), path.stat().st_size
-    with zipfile.ZipFile(path) as archive:
-        metadata = archive.read(next(name for name in archive.namelist() if name.endswith("/METADATA")))
-    store.adopt(path, digest)
-    result = store.add(metadata, f"{path.name}.metadata")
-    return Wheel(name=path.name, sha256=digest, size=size, index=index, metadata=result)
 
 
 def _model(store: Store, repo: str) -> Revision:
