@@ -125,54 +125,38 @@ def is_found(row: Mapping[str, Any], fault: Fault) -> bool:
 _PRODUCT = """
 honest, calls = torch.mm, [0]
 def lying(left, right, *, out=None):
-    product = honest(left, right, out=out)
     calls[0] += {counted}
-    if calls[0] == 5:
+    if calls[0] == 5 and {skips}:
+        return out
+    product = honest(left, right, out=out)
+    if calls[0] == 5 or {always}:
         {change}
     return product
 torch.mm = lying
 """
 
 
-def _gemm(change: str, message: str) -> Fault:
-    return Fault("gemm-throughput", _PRODUCT.format(counted="out is not None", change=change), message)
-
-
-def _sustained(change: str) -> Fault:
-    return Fault("sustained-gemm", _PRODUCT.format(counted="1", change=change), "words of products had other bits")
+def _gemm(message: str, change: str = "pass", *, skips: bool = False, always: bool = False) -> Fault:
+    patch = _PRODUCT.format(counted="out is not None", change=change, skips=skips, always=always)
+    return Fault("gemm-throughput", patch, message)
 
 
 FAULTS = {
     "flips-a-bit": _gemm(
-        "product.view(torch.int16)[77, 99] ^= 1", "1 of 4 bfloat16 products have wrong elements, first product 2"
+        "1 of 4 bfloat16 products have wrong elements, first product 2", "product.view(torch.int16)[77, 99] ^= 1"
     ),
-    "skips-a-product": Fault(
-        "gemm-throughput",
-        "honest, calls = torch.mm, [0]\n"
-        "def lying(left, right, *, out=None):\n"
-        "    calls[0] += out is not None\n"
-        "    return out if calls[0] == 5 else honest(left, right, out=out)\n"
-        "torch.mm = lying",
-        "1 of 4 bfloat16 products have wrong elements, first product 2",
+    "skips-a-product": _gemm("1 of 4 bfloat16 products have wrong elements, first product 2", skips=True),
+    "swaps-columns": _gemm(
+        "the bfloat16 product is off by", "product[:, [100, 101]] = product[:, [101, 100]]", always=True
     ),
-    "swaps-columns": Fault(
-        "gemm-throughput",
-        "honest = torch.mm\n"
-        "def lying(left, right, *, out=None):\n"
-        "    product = honest(left, right, out=out)\n"
-        "    product[:, [100, 101]] = product[:, [101, 100]]\n"
-        "    return product\n"
-        "torch.mm = lying",
-        "the bfloat16 product is off by",
-    ),
-    "scales": Fault(
-        "sustained-gemm",
-        "honest = torch.mm\ntorch.mm = lambda left, right, *, out=None: honest(left, right, out=out).mul_(1.05)",
-        "the bfloat16 product is off by",
-    ),
-    "swaps": _sustained("product[77, 99], product[78, 98] = product[78, 98].clone(), product[77, 99].clone()"),
     # Two flips that leave the sum of the bits as it was.
-    "compensates": _sustained("w = product.view(torch.int16); w[77, 99] += 1; w[78, 99] -= 1"),
+    "compensates": Fault(
+        "sustained-gemm",
+        _PRODUCT.format(
+            counted="1", change="w = product.view(torch.int16); w[77, 99] += 1; w[78, 99] -= 1", skips=0, always=0
+        ),
+        "words of products had other bits",
+    ),
 }
 
 
