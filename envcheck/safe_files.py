@@ -27,10 +27,7 @@ _MOVE: Final = "move it away, or name another directory"
 
 
 def create(path: Path, mode: int = 0o600) -> int:
-    """Create a file for reading and writing and return its descriptor; what had the name loses it, unopened.
-
-    Raise ConfigError where a directory has the name.
-    """
+    """Create a file and return its descriptor; what had the name loses it, unopened (ConfigError: a directory)."""
     while True:
         with contextlib.suppress(FileExistsError):
             return os.open(path, os.O_RDWR | _NEW, mode)
@@ -90,10 +87,7 @@ def read_regular(path: Path, limit: int) -> bytes:
 
 
 def put(path: Path, content: bytes, mode: int = 0o666, *, durable: bool = True) -> None:
-    """Replace a file by this content, whole or not at all; `mode` is subject to the umask.
-
-    `durable`: it is on the disk before it has the name.
-    """
+    """Replace a file by this content, whole or not at all; `mode` is subject to the umask; `durable`: synced."""
     _put(path, content, mode & ~umask(), durable=durable)
 
 
@@ -150,10 +144,7 @@ def write(file: int, content: bytes) -> None:
 
 
 def directory(root: Path, *below: str) -> Path:
-    """Make and return a directory below `root`; raise ConfigError where a link or a file stands in its way.
-
-    `root` is the user's own choice and may be a link.
-    """
+    """Make and return a directory below `root`; raise ConfigError where a link or a file stands in its way."""
     root.mkdir(parents=True, exist_ok=True)
     for name in below:
         root /= name
@@ -178,11 +169,7 @@ def umask() -> int:
 
 
 def read_whole(path: Path, most: int = 64 << 20) -> bytes:
-    """Return the content of a file that a user named, of at most `most` bytes, without a UTF-8 byte order mark.
-
-    Editors on Windows write that mark. Raises ConfigError for a longer one (a device never ends), and OSError where it
-    cannot be read.
-    """
+    """Return a file that a user named, without a byte order mark; ConfigError beyond `most` bytes."""
     with path.open("rb") as stream:
         content = stream.read(most + 1)
     if len(content) > most:

@@ -84,10 +84,7 @@ class LazyGroup(click.Group):
 
 
 class DefaultGroup(LazyGroup):
-    """A group that is itself a command: words that begin with no command's name are those of `default`.
-
-    `envcheck images 'torch2.8*' --json` is `envcheck images list 'torch2.8*' --json`.
-    """
+    """A group that is itself a command: words that begin with no command's name are those of `default`."""
 
     def __init__(self, *, default: str, **settings: Any) -> None:
         super().__init__(subcommand_metavar="[CELL]... | COMMAND [ARGS]...", **settings)
@@ -207,10 +204,7 @@ def _unexpected(error: Exception) -> tuple[str, int]:
 
 
 def _hidden_module() -> tuple[str, str] | None:
-    """Return the name of a module of Python's library that a file elsewhere hides, and that file; None if none is.
-
-    A random.py in the working directory or on PYTHONPATH is imported in place of Python's own.
-    """
+    """Return a module of Python's library that a file elsewhere hides (random.py in this directory), and the file."""
     own = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
     for name in sorted(sys.stdlib_module_names & set(sys.modules)):
         file = getattr(sys.modules[name], "__file__", None)

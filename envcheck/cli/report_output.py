@@ -60,10 +60,7 @@ def write(report: RunReport, formats: dict[str, Path]) -> None:
 
 
 def apart(**paths: Path | None) -> None:
-    """Refuse one file for two things: the second would be all that is left.
-
-    An argument has its name in capitals, an option without dashes.
-    """
+    """Refuse one file for two things. An argument has its name in capitals, an option without dashes."""
     named: dict[Path, str] = {}
     for option, path in paths.items():
         if path is None or is_no_file(path):
@@ -80,10 +77,7 @@ def apart(**paths: Path | None) -> None:
 def destination(
     output: Output | None, default: Path, node: Node, option: str = "output", *, name: str | None = None, dry: bool
 ) -> Path | None:
-    """Return where this node's report goes, in the format of that `name`, else as JSON; None if the default cannot.
-
-    A directory that was asked for is made, unless the run is only planned (`dry`).
-    """
+    """Return where this node's report goes, in the format of that `name`, else as JSON; None if the default cannot."""
     path = (output or Output(default)).of(node, named(name).suffix if name else _JSON)
     if dry and output and output.directory:
         return path

@@ -84,10 +84,7 @@ def demanded(demand: Demand) -> str:
 
 
 def particulars(outcome: OutcomeRow) -> list[tuple[str, str]]:
-    """Return what is known of a finding, each with its title: why, value, limit, source, remedy, culprit, code.
-
-    Then the rules that changed its status; all findings and measurements, where there is more than one; last words.
-    """
+    """Return what is known of a finding, each with its title; all findings, measurements, and last words."""
     facts = {
         "why": outcome.summary,
         "value": "" if outcome.value is None else quantity(outcome.value, outcome.unit),

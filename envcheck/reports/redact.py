@@ -131,10 +131,7 @@ def learn(report: RunReport, names: Pseudonyms) -> None:
 
 
 def line(text: str, names: Pseudonyms, typed: Iterable[str] = ()) -> str:
-    """Return a line that is printed beside a report without names: this host's, this user's, paths and addresses.
-
-    `typed` are parts of relative paths that the user typed.
-    """
+    """Return a line that is printed beside a report without names; `typed` are parts of paths that the user typed."""
     know_this_machine(names)
     for match in _UUID.finditer(text):
         names.of(match[1], match[0])
@@ -146,10 +143,7 @@ def line(text: str, names: Pseudonyms, typed: Iterable[str] = ()) -> str:
 
 
 def redact(report: RunReport, key: str = "", names: Pseudonyms | None = None) -> RunReport:
-    """Return the report without names. Raises RedactError where any check would change then.
-
-    `names` are pseudonyms that were given before, so that one name has one everywhere.
-    """
+    """Return the report without names, as `names` has them; RedactError where any check would change."""
     data, names, table = msgspec.to_builtins(report), names or Pseudonyms(key), _table()
     learn(report, names)
 

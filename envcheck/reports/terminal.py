@@ -38,10 +38,7 @@ def width() -> int:
 
 
 def show(report: RunReport, console: Console, written: Iterable[str] = ()) -> None:
-    """Print what ran on what, a line a check, each failure with value, limit, source and remedy, and the verdict.
-
-    The worst stands last, where a reader looks first; `written` says which files there are, ahead of the last line.
-    """
+    """Print what ran on what, a line a check, each failure with value, limit, source and remedy, and the verdict."""
     console.print(_heading(report))
     console.print()
     console.print(_lines(report.outcomes))
@@ -160,10 +157,7 @@ def _summary(outcome: OutcomeRow) -> Text:
 
 
 def _rounds(outcomes: Sequence[OutcomeRow]) -> Table:
-    """Return a line a check: how often it came to what, and the smallest, middle and largest of its values.
-
-    Those that never applied are counted.
-    """
+    """Return a line a check: how often it came to what, and the smallest, middle and largest of its values."""
     never = [outcome for outcome in outcomes if outcome.spread and [*outcome.spread.statuses] == ["skip"]]
     table = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(3):

@@ -34,10 +34,7 @@ LineStatus = Literal["good", "low", "info", "unknown"]
 
 
 class GpuSample(msgspec.Struct, frozen=True):
-    """One GPU at one moment: percent, bytes, W, MHz, C, NVML's reasons for its clocks, uncorrected ECC errors so far.
-
-    What it does not offer is None.
-    """
+    """One GPU at one moment: percent, bytes, W, MHz, C, ECC errors since the driver came up; None is not offered."""
 
     at: float
     uuid: str

@@ -46,10 +46,7 @@ _QUERIES: Final = {
 
 
 def watch(command: Sequence[str], interval: float, *, gpus: bool) -> WatchRecord:
-    """Run a command to its end, sample it every `interval` seconds, and return what was seen.
-
-    Its exit code is as in a shell: 128+n where signal n ended it, 127 where it is not there, 126 where it cannot run.
-    """
+    """Run a command to its end, sample it every `interval` seconds; return what was seen. Exit codes are a shell's."""
     started, began = time.time(), time.monotonic()
     with _forwarding() as running:
         try:

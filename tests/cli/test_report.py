@@ -195,16 +195,3 @@ def test_the_steps_of_a_job_append_to_one_summary_whatever_they_came_to(run: Env
     assert result.startswith("# The job\n")
     assert result.count("## ❌ FAIL: mine") == 2
     assert "no. What to do: do it." in result
-
-
-def test_node_exporter_finds_a_whole_file_by_its_name(
-    run: Envcheck, saved: Callable[..., Path], tmp_path: Path
-) -> None:
-    saved("r.json", GOOD)
-    argv = ("report", "convert", "r.json", "--format", "prometheus", "--output")
-    good, odd = run(*argv, "envcheck.prom"), run(*argv, "envcheck.txt")
-    assert (good.returncode, good.stderr) == (0, "")
-    message = "note: node_exporter reads only files that end in .prom, and not envcheck.txt\n"
-    assert (odd.returncode, odd.stderr) == (0, message)
-    assert {path.name for path in tmp_path.glob("*envcheck*")} == {"envcheck.prom", "envcheck.txt"}
-    assert (tmp_path / "envcheck.prom").stat().st_mode & 0o777 == 0o644

@@ -99,15 +99,12 @@ def convert(options: ReportConvertOptions, _settings: Settings) -> None:
     A file is replaced atomically, because scrapers may read it at any time. node_exporter's
     textfile collector reads files that end in .prom, and no other.
     """
-    out, written_as = options.output, formats.named(options.format_name)
-    text = written_as.render(load(options.file))
-    report_output.apart(FILE=options.file, output=out)
-    if out is None:
+    text = formats.named(options.format_name).render(load(options.file))
+    report_output.apart(FILE=options.file, output=options.output)
+    if options.output is None:
         click.echo(text, nl=False)
-        return
-    safe_files.replace(out, text.encode())
-    if written_as.other_suffix and out.suffix != written_as.suffix:
-        click.echo(f"note: {written_as.other_suffix}, and not {out.name}", err=True)
+    else:
+        safe_files.replace(options.output, text.encode())
 
 
 @command_with(ReportCompareOptions)

@@ -183,10 +183,7 @@ class InterruptedBySignalError(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def signals_raised() -> Iterator[None]:
-    """Have the signals raise InterruptedBySignalError within the block; those that are ignored, as by nohup, stay so.
-
-    The second signal of a kind ends the process at once.
-    """
+    """Have the signals, unless ignored (nohup), raise InterruptedBySignalError; a second one ends the process."""
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     usual = (signal.SIG_DFL, signal.default_int_handler)
     taken = {number: handler for number, handler in before.items() if handler in usual}

@@ -12,15 +12,10 @@ if TYPE_CHECKING:
 
 
 class Format(NamedTuple):
-    """How a report is written in one format.
-
-    `suffix` is what its files end in; `other_suffix` says why another one is a mistake. With `appends` a file gets the
-    report at its end, as the steps of a CI job share one summary.
-    """
+    """How a report is written. `appends`: at the end of its file, as the steps of a CI job share one summary."""
 
     render: Callable[[RunReport], str]
     suffix: str
-    other_suffix: str = ""
     appends: bool = False
 
 

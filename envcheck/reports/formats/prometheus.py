@@ -149,4 +149,4 @@ def _escaped(text: str, *, quote: bool = False) -> str:
     return text.replace('"', r"\"") if quote else text
 
 
-FORMAT: Final = Format(prometheus, suffix=".prom", other_suffix="node_exporter reads only files that end in .prom")
+FORMAT: Final = Format(prometheus, suffix=".prom")
