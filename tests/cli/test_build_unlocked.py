@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envcheck.cli import Settings, cli
-from envcheck.cli.build.cell_to_build import one_cell, spec_to_build
+from envcheck.cli.build.cell_to_build import spec_to_build
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.images import lock_on_top, lock_with_uv
 from envcheck.images.engines import venv
 from envcheck.images.lockfile import Lock, Pin, read_locks
-from envcheck.images.spec import ImageSpec, make_spec
+from envcheck.images.spec import ImageSpec
 from envcheck.matrix.facts.model import Cell, HostArch
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Query, can_build, resolve
@@ -174,13 +174,6 @@ def test_a_build_for_another_architecture_is_refused_and_its_plan_is_not() -> No
         )
 
 
-def test_a_machine_of_the_other_architecture_is_offered_what_is_locked_for_it() -> None:
-    answer = resolve(MATRIX, Query(gpus=["GH200"], driver="580.65.06"))
-    assert (answer.arch, answer.published) == ("aarch64", "torch2.15.0-cu132-py313")
-    older = resolve(MATRIX, Query(gpus=["GH200"], driver="580.65.06", torch="2.9.1", variant="cu130"))
-    assert (older.published, older.buildable) == (None, "torch2.9.1-cu130-py313")
-
-
 def _takes(cell: str, arch: HostArch) -> bool:
     """Return whether `envcheck build --dry-run` gets a spec, published or to be locked first."""
     try:
@@ -188,18 +181,6 @@ def _takes(cell: str, arch: HostArch) -> bool:
     except ConfigError:
         return False
     return True
-
-
-@pytest.mark.usefixtures("home")
-def test_build_takes_every_cell_of_the_matrix_that_has_a_base() -> None:
-    """Every wheel that the facts list, whatever a machine is: nothing legal is outside of it."""
-    for release in MATRIX.torch:
-        for variant in release.variants:
-            for arch, python in {(build.arch, p) for build in variant.builds for p in build.python}:
-                cell = Cell(torch=release.torch, variant=variant.variant, python=python)
-                assert one_cell(MATRIX, str(cell), arch) == cell
-                if can_build(MATRIX, cell):
-                    assert make_spec(MATRIX, cell, [], arch=arch).cell == cell
 
 
 NATIVE = [row.native_driver for row in MATRIX.cuda.minors if "." in row.native_driver]

@@ -101,11 +101,6 @@ def test_the_published_cell_is_the_command_that_builds_it(run: Run) -> None:
     assert "none of the published cells fits: use the pip command above" in " ".join(out.split())
 
 
-def test_a_weak_fact_is_named(run: Run) -> None:
-    _, out, _ = run("resolve", "--torch", "2.14.1", "--variant", "cu126", "--no-here")
-    assert "verified: false, only one weak source has the x86_64 wheels" in " ".join(out.split())
-
-
 def test_nothing_legal_is_exit_1_with_what_could_be_done(run: Run) -> None:
     code, out, _ = run("resolve", "--torch", "2.8.0+cu121", "--no-here")
     assert code == 1

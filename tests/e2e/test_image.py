@@ -162,12 +162,12 @@ def mirrors_of_apt(base: str, machine: Machine) -> list[str]:
 
 
 def test_the_bytes_of_the_image_are_accounted_for(image: Image, machine: Machine) -> None:
-    """Of a runtime image three quarters and more are its wheels; the rest is bytecode, the base and envcheck."""
+    """Of a runtime image two thirds are its wheels; the rest is bytecode, the base and envcheck."""
     done = machine.envcheck("images", "size", image.reference, "--engine", "docker", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert next(iter(document["packages"])).startswith("torch==")
-    assert 0.7 < sum(document["packages"].values()) / document["total"] < 1.0
+    assert 0.6 < sum(document["packages"].values()) / document["total"] < 1.0
     assert document["total"] == sum(layer["bytes"] for layer in document["layers"])
     missing = machine.envcheck("images", "size", "no/such:image", "--engine", "docker")
     assert missing.returncode == 2

@@ -15,16 +15,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from envcheck.images import wheels
 from envcheck.images.engines import venv
 from envcheck.images.engines.venv import Environment
 from envcheck.images.lock_with_uv import lock_cell
 from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
-from envcheck.mirrors.fetch.request import TransferOptions
-from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import Index, Profile
-from envcheck.mirrors.store.objects import Store
 from tests.http_server import Answer, Request, Server, Servers, directory
 from tests.wheels import wheel
 
@@ -154,21 +150,3 @@ def test_the_build_ends_with_the_second_mirror_and_says_why(
     for group, reason in reasons.items():
         assert data[group].failed[first].startswith(reason), data[group]
     assert {path.rpartition("/")[2].partition("-")[0] for path in ill.wheels} >= faults.keys()
-
-
-@pytest.mark.parametrize("fault", ["404", "500", "hangs", "breaks off", "wrong bytes"])
-def test_what_is_fetched_ahead_falls_back_too(
-    fault: str, ill: Mirror, well: Mirror, spec: ImageSpec, profile: Profile, tmp_path: Path
-) -> None:
-    ill.faults["sympy"] = fault
-    notes: list[str] = []
-    store = Store(tmp_path / "store")
-    client = Client(connect=1.0, read=1.0)
-    wheels.bring(store, spec.locks, "3.11", profile, lambda _: TransferOptions(client, note=notes.append))
-    held = {one.name: one.sha256 for one in wheels.held(store, spec.locks, "3.11")}
-    assert all(store.sound(digest) for digest in held.values())
-    assert set(well.wheels) == {"/sympy-1.14.0-py3-none-any.whl"}
-    # Where the first one had begun it, the second brought the rest.
-    both = f"{netloc(ill.url)}, {netloc(well.url)}"
-    whole = both if fault in {"hangs", "breaks off"} else netloc(well.url)
-    assert f"sympy-1.14.0-py3-none-any.whl: from {whole}, and not from {netloc(ill.url)} alone" in notes

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import subprocess
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import UnavailableError
 from envcheck.images.build_log import FailedError
 from envcheck.images.engines import venv
 from envcheck.images.engines.venv import Environment
@@ -124,46 +121,9 @@ def test_a_package_on_top_overwrites_no_file_of_the_cell(
     assert line in failed.value.detail
 
 
-def test_a_directory_of_someone_else_is_left_alone(build: Build, tmp_path: Path) -> None:
-    (tmp_path / "env").mkdir()
-    (tmp_path / "env/thesis.tex").touch()
-    with pytest.raises(ConfigError, match="was not created by `envcheck build`; give another --output"):
-        build()
-    assert (tmp_path / "env/thesis.tex").exists()
-    shutil.rmtree(tmp_path / "env")
-    (tmp_path / "env").write_text("a file")
-    with pytest.raises(ConfigError, match="was not created by `envcheck build`"):
-        build()
-
-
 def test_a_python_that_is_not_here_says_what_to_do() -> None:
     with pytest.raises(UnavailableError, match=r"no Python 3\.77 on this machine; install python3\.77"):
         venv.find_python("3.77")
-
-
-def test_of_two_builds_of_one_environment_the_second_waits_and_finds_it_built(
-    spec: ImageSpec, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
-    message, second = list[str](), list[Environment]()
-
-    def make(on_line: Callable[[str], None], say: Callable[[str], None] = lambda _: None) -> Environment:
-        return venv.build(spec, profile, tmp_path / "env", timeout=120, on_line=on_line, say=say)
-
-    thread = threading.Thread(target=lambda: second.append(make(lambda _: None, message.append)))
-
-    def on_line(_: str) -> None:
-        if thread.ident is None:
-            thread.start()
-            deadline = time.monotonic() + 60
-            while not message and time.monotonic() < deadline:
-                time.sleep(0.01)
-
-    first = make(on_line)
-    thread.join(60)
-    assert message == ["another build of the same image is running; waiting for it"]
-    assert (first.skipped, [one.skipped for one in second]) == (False, [True])
 
 
 @pytest.mark.parametrize(("release", "ends"), [("12.8", True), ("12.6", False)])
