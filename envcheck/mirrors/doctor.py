@@ -68,10 +68,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DoctorFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault at one place. `danger`: leaks a secret or accepts wrong bytes; `unreal`: fails or has no effect.
-
-    `outdated`: will soon fail or have no effect.
-    """
+    """A fault at one place; doctor.toml explains the levels."""
 
     id: str
     level: Level

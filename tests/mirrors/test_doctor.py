@@ -18,6 +18,11 @@ from envcheck.mirrors.doctor import DoctorFinding, Document, Kind, PreparedDocum
 from tests.tables import each
 
 DATA = Path(__file__).parents[1] / "data/doctor"
+# A text of a kind, and the line and rule of each finding in it.
+CASES = [
+    (row["content"], row["kind"], row["expected"])
+    for row in map(json.loads, DATA.with_name("doctor-cases.jsonl").read_text(encoding="utf-8").splitlines())
+]
 CANARIES = ("hunter2-canary", "CANARYcanary")
 EXPECTED = {
     "Dockerfile": """
@@ -74,60 +79,7 @@ def one(content: str, kind: Kind = "settings") -> list[str]:
     return lines(examine([Document("x", content, kind)]))
 
 
-@each(
-    ("content", "kind", "expected"),
-    [
-        ("pip config set global.index-url https://m.example/simple\nuv pip install x\n", "dockerfile", ["1 W014"]),
-        ("PIP_INDEX_URL=https://m.example\nUV_DEFAULT_INDEX=https://m.example\nuv pip install x\n", "settings", []),
-        ("[global]\nextra-index-url =\n    https://m.example/whl/cu118\n", "settings", ["2 W004"]),
-        ("[global]\nextra-index-url =\n    https://m.example/simple\n", "settings", []),
-        ("[global]\ntrusted-host = m.example\n", "settings", ["2 W010"]),
-        ("[global]\ntrusted-host = 127.0.0.1\n", "settings", []),
-        ("registry=http://npm.example\nstrict-ssl=false\n", "settings", ["1 W005", "2 W010"]),
-        ("ssl_verify: false\nchannel_alias: http://conda.example\n", "settings", ["1 W010", "2 W005"]),
-        ('{"registry-mirrors": ["http://hub.example"]}', "json", ["1 W005"]),
-        ("//npm.example/:_authToken=npm_" + "a1" * 18, "settings", ["1 E104"]),
-        ("HF_ENDPOINT=https://m.example\nHF_TOKEN=x\n", "environment", ["1 W011", "2 W009"]),
-        ("HF_ENDPOINT=https://huggingface.co\nHF_TOKEN=hf_" + "a1" * 18, "environment", []),
-        ("HF_MIRROR=https://m.example", "environment", ["1 W001"]),
-        ("env:\n  HF_MIRROR: https://m.example\n", "settings", ["2 W001"]),
-        ("docker build --build-arg PYTORCH_MIRROR=https://m.example .", "settings", ["1 W002"]),
-        ("echo '# HF_MIRROR=x' # HF_MIRROR=y", "settings", ["1 W001"]),
-        ("echo HF_MIRROR and more", "settings", []),
-        ("aria2c -x4 $URL\naria2c https://m.example/a\naria2c '$URL'", "settings", ["1 W003", "2 W003", "3 W003"]),
-        ("apt-get install aria2c libaria2-0\ncommand -v aria2c", "settings", []),
-        ("deb http://m.example/debian bookworm main", "settings", []),
-        ("wget -O x http://[::1]:80/x", "settings", []),
-        ("git clone http://joe@git.example/x", "settings", ["1 E103", "1 W005"]),
-        ("https://user:real-secret@h.example # https://user:password@h.example", "settings", ["1 E103"]),
-        ("torch-backend = 'cu128'\n[[index]]\nurl = 'https://m.example'\n", "settings", ["1 W012"]),
-        ("uv pip install --torch-backend=auto torch", "settings", []),
-        ("env:\n  - name: HF_MIRROR\n    value: https://m.example\n", "settings", ["2 W001"]),
-        ('{"containerEnv": {"PYTORCH_MIRROR": "https://m.example"}}', "json", ["1 W002"]),
-        ("FROM debian:12\nRUN sed -i s/a/b/ /etc/apt/sources.list", "dockerfile", ["2 W016"]),
-        ("FROM x/cuda:12.4.1-devel-ubuntu22.04\nRUN sed -i s/a/b/ /etc/apt/sources.list", "dockerfile", []),
-        ("Trusted: yes\ndeb [arch=amd64 trusted=yes] https://m.example x main", "settings", ["1 W010", "2 W010"]),
-        ("curl -C - -O $URL\ncurl -LOC- $URL\ncurl -o x-C - $URL", "settings", ["1 W003", "2 W003"]),
-        ("hf download a/b --resume-download", "settings", ["1 W007"]),
-        ("requests.get('http://api.example/health')", "python", []),
-        ("wget -nc https://m.example/a\nwget -qc https://m.example/a", "settings", ["2 W003"]),
-        (
-            'RUN ["wget", "-c", "u"]\nRUN ["pip", "install", "-i", "http://m.example/s", "x"]',
-            "dockerfile",
-            ["1 W003", "2 W005"],
-        ),
-        (
-            "RUN wget -c $U && sha256sum -c S\nRUN wget -c $U\nRUN wget http://m.example/x",
-            "dockerfile",
-            ["2 W003", "3 W005"],
-        ),
-        ("RUN wget -c $U\nRUN sha256sum -c SUMS", "dockerfile", []),
-        ("check() { sha256sum -c; }\nwget -c $U\ncheck", "settings", []),
-        ("RUN printf '[global]\\ntrusted-host=m.example' > /etc/pip.conf", "dockerfile", ["1 W010"]),
-        ("uv pip install --index-strategy unsafe-best-match torch", "settings", ["1 W004"]),
-        ('args.model = "https://m.example/a"\nM.from_pretrained(args.model)', "python", ["2 E101"]),
-    ],
-)
+@each(("content", "kind", "expected"), CASES)
 def test_each_client_is_understood(content: str, kind: Kind, expected: list[str]) -> None:
     assert one(content, kind) == expected
 
@@ -148,7 +100,7 @@ def test_a_variable_that_the_same_file_hands_on_is_no_mistake() -> None:
     ],
 )
 def test_an_endpoint_that_is_set_too_late_is_told_from_one_that_is_not(imported: str, expected: list[str]) -> None:
-    """huggingface_hub loads its parts when they are first used: test_clients shows both with the real one."""
+    """huggingface_hub loads its parts when they are first used."""
     code = f"import os\n{imported}\nos.environ['HF_HOME'] = '/x'\n"
     assert one(code, "python") == expected
 

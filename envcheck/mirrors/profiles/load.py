@@ -4,10 +4,10 @@ The presets are in presets.yaml; `docs/adding-a-mirror.md` says what one holds. 
 secret is refused with file, line and key; a secret is not repeated.
 """
 
-import contextlib
 import datetime as dt
 import difflib
 import functools
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,12 +164,8 @@ def parse(data: bytes, path: Path) -> Profile:
 
 def _with_absolute_paths(profile: Profile, path: Path) -> Profile:
     def absolute(value: str | None) -> str | None:
-        if value is None:
-            return None
         # A ~user that this machine lacks stays as it is; the check of the files names it.
-        with contextlib.suppress(RuntimeError):
-            value = str(Path(value).expanduser())
-        return str((path.parent / value).absolute())
+        return None if value is None else str((path.parent / os.path.expanduser(value)).absolute())  # noqa: PTH111
 
     credentials = {
         host: msgspec.structs.replace(

@@ -104,10 +104,7 @@ def cache_sizes(root: Path, cache_size: int | None, min_free: int | None) -> tup
 
 
 def check_certificate(tls: Tls, name: str, ca: Path | None) -> None:
-    """Raise ConfigError if clients would refuse the certificate for a name: because of its key, dates or names.
-
-    With `ca`, also if that CA did not sign it; without, the clients decide whom they trust.
-    """
+    """Raise ConfigError if clients would refuse the certificate for a name: by its key, dates, names, or this CA."""
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         server.load_cert_chain(tls.certificate, tls.key, password=lambda: "")  # nginx cannot ask for one

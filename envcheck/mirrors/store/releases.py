@@ -119,11 +119,7 @@ def _write_tree(store: Store, contents: Contents, draft: Path) -> Manifest:
 
 
 def _sync_tree(draft: Path) -> None:
-    """Write the manifest and every directory entry to the disk before the version gets its name.
-
-    The server may run as another user, so all may read the tree, whatever the umask. Only the owner decides who may
-    enter the store's own directory.
-    """
+    """Write the manifest and every directory entry to the disk; another user may serve the tree, whatever the umask."""
     with (draft / MANIFEST).open("rb") as file:
         os.fsync(file.fileno())
         os.fchmod(file.fileno(), READ_ONLY)

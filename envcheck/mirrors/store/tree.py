@@ -7,6 +7,7 @@ hf/…                   files and API pages for huggingface_hub, which also nee
 nginx/                 configuration for nginx, which sets these headers
 """
 
+import contextlib
 import hashlib
 import html
 import json
@@ -149,20 +150,12 @@ def describe_wheel(store: Store, sha256: str, name: str, index: str) -> Wheel:
 
 
 def _read_metadata(path: Path, name: str) -> bytes:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = [member for member in archive.infolist() if _METADATA.fullmatch(member.filename)]
-            if len(members) == 1 and members[0].file_size <= _LARGEST:
-                return archive.read(members[0])
-    except (zipfile.BadZipFile, OSError) as error:
-        raise _not_a_wheel(name) from error
-    raise _not_a_wheel(name)
-
-
-def _not_a_wheel(name: str) -> PromiseError:
-    return PromiseError(
-        f"{name} is not a wheel: it has no METADATA", fix="the lock names this file: lock the cell again"
-    )
+    with contextlib.suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(path) as archive:
+        members = [member for member in archive.infolist() if _METADATA.fullmatch(member.filename)]
+        if len(members) == 1 and members[0].file_size <= _LARGEST:
+            return archive.read(members[0])
+    message = f"{name} is not a wheel: it has no METADATA"
+    raise PromiseError(message, fix="the lock names this file: lock the cell again")
 
 
 _HEADERS: Final = {
