@@ -1,7 +1,5 @@
 """Builds what tests begin with: recorded machines, what ranks measured, checks, the rows of outcomes, reports."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

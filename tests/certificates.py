@@ -1,7 +1,5 @@
 """Certificates of servers in tests: by a private CA, or by nobody."""
 
-from __future__ import annotations
-
 import ssl
 import subprocess
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """What every part of the tests may use, and: where everything is required, a skip is a failure."""
 
-from __future__ import annotations
-
 import collections
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """ELF libraries that tests make: the tables that a reader looks at, and no code."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple

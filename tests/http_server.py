@@ -1,7 +1,5 @@
 """The HTTP server of the tests: a test says which answers it gives, and reads what it was asked."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import mimetypes

@@ -1,7 +1,5 @@
 """Real wheels of the package index that this machine's clients use, for tests that open or install them."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

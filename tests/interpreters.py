@@ -1,7 +1,5 @@
 """The Python interpreters of this machine that tests run foreign code in."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -5,8 +5,6 @@
 Run under `unshare --net --mount --uts` (and --map-root-user where this user is not root).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

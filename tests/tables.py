@@ -1,7 +1,5 @@
 """A table of cases as one test: every case is tried, and all that fail are told together."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterable

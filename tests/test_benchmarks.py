@@ -1,7 +1,5 @@
 """Every benchmark still runs, and what those of image builds conclude from a log and from two images."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

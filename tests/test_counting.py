@@ -1,7 +1,5 @@
 """A number before a noun: one helper writes it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where the shipped files are, and that an installed package's own are not written to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """README and docs: every command runs or at least parses, outputs shown are real, and links lead somewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What a machine can hold and a reader cannot see; the rest is review, and the size is held by `make weight`."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

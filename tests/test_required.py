@@ -1,7 +1,5 @@
 """Where everything is required, a test that could not run for want of an engine, of torch or of promtool has failed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

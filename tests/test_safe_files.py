@@ -1,7 +1,5 @@
 """A file that a user named is replaced whole or not at all, whatever happens meanwhile."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The steps of the workflows, run as GitHub runs them: by make, with values in the environment."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What holds for .github/: pinned actions, least permissions, and no logic: a step runs what CI here runs too."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

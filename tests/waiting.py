@@ -1,7 +1,5 @@
 """Waits in tests: as long as a busy machine needs, and no longer than what is awaited takes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar

@@ -1,7 +1,5 @@
 """Wheels that tests make: small, pure, and whole, as installers want them."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """What is sampled while a command runs, what the samples say of it, and as a page. Times are seconds from its start."""
 
-from __future__ import annotations
-
 import shlex
 import statistics
 from collections.abc import Iterator, Sequence

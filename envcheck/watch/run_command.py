@@ -1,7 +1,5 @@
 """Runs a command and watches it. The command's exit code and signals are its own; a failing watcher is only said."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

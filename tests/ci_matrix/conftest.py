@@ -1,7 +1,5 @@
 """The maintainers' scripts over the matrix, run in this process."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

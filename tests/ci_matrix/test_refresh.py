@@ -1,7 +1,5 @@
 """Rows of torch are proposed against an index of this machine."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

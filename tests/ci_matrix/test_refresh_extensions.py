@@ -1,7 +1,5 @@
 """Rows of native extensions are proposed against an index of this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

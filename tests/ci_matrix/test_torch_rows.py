@@ -1,7 +1,5 @@
 """What the indexes list and the matrix lacks becomes unverified rows; nothing is removed, and nothing is guessed."""
 
-from __future__ import annotations
-
 from torch_rows import (
     Proposal,
     RefreshSource,

@@ -1,7 +1,5 @@
 """Strings that stand for secrets, each with a name of its own, and the search for them in all that was left behind."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import re

@@ -1,7 +1,5 @@
 """One engine, one machine configuration with canaries in it and one image built with it, for all tests here."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

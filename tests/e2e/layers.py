@@ -1,7 +1,5 @@
 """Search every byte of an image: the layers' files and names, and what is said about them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

@@ -9,8 +9,6 @@ socket, configuration, exec root and pid file in a directory that is removed whe
 of `exec`. Only mmdebstrap, which makes the base of an image and cannot be run unpacked, is installed where missing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fcntl

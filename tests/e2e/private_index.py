@@ -1,7 +1,5 @@
 """A package index as sites have them: HTTPS with a certificate of their own, behind a password, on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@ The registry is the one in the distribution's Go package of go-containerregistry
 keeps everything in memory, and is built here. oras and cosign are the newest release's, as they are.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

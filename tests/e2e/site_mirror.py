@@ -4,8 +4,6 @@ What it has as files it serves itself; Debian's packages it takes from where thi
 behind a redirect to a link with a signature in its query, as object stores and hubs hand them out.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import functools

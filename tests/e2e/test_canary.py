@@ -6,8 +6,6 @@ by those paths, as the clients read them there. So may what tells a person about
 machine does: no build context, image, report, bundle, published tree or log.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """What holds a secret where none belongs is refused, in words that do not repeat it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Containers as envcheck runs them: bounded, readable, and gone when envcheck is."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

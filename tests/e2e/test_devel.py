@@ -1,7 +1,5 @@
 """The devel image of the CPU cell, on the layers of the main job's image: what is compiled in it works."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The main job on a real engine: bootstrap a base, build through the machine's mirror, prove, find no trace of it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

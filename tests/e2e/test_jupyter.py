@@ -1,7 +1,5 @@
 """The target jupyter on a real engine: HTTP and ssh from outside, a notebook, any user, and what must not be there."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """An image under the limits that containers are given: each check that a limit takes names it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

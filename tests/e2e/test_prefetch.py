@@ -1,7 +1,5 @@
 """`build --prefetch` on a real engine: from a site's mirror into the store, and then an image without any network."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import secrets

@@ -1,7 +1,5 @@
 """Each promise broken once on a real engine: the build or the validation fails, and names the culprit."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -3,8 +3,6 @@
 No registry need be reachable: the images are variables of the file, and here they name local ones.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """An extension without a wheel: compiled in a stage on the devel image, kept, and put into an image and used there."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

@@ -1,7 +1,5 @@
 """The steps of images.yml on a real engine and registry: build, stage by digest, validate, publish, pull, gate."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Machines with a fault put in, and the public command line that has to find it."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -6,8 +6,6 @@ the breakage is lost when they are taken away. A row with `missed` says why noth
 found, so that `missed` is taken out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

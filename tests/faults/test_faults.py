@@ -1,7 +1,5 @@
 """Each fault of the catalogue ends in its own check, status and culprit; a sound machine raises no alarm."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

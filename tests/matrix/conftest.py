@@ -1,7 +1,5 @@
 """The shipped matrix, and ways to ask it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 As plain pip gives it; up to 2.10 other variants too.
 """
 
-from __future__ import annotations
-
 from envcheck.matrix.facts.model import Cell, key
 from envcheck.matrix.file.load import load
 

@@ -4,8 +4,6 @@ A simulated GPU proves that the code runs to its end and judges, and nothing abo
 for what can be set.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

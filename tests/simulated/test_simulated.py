@@ -4,8 +4,6 @@ It shows names that torch does not have, arguments in the wrong order, tensors o
 meet; of hardware it proves nothing. What runs on a real GPU only: torch.compile (Triton), NCCL itself, peer-to-peer.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

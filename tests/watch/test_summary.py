@@ -1,7 +1,5 @@
 """What a summary says of samples: each goal on both sides, and what slowed the run."""
 
-from __future__ import annotations
-
 from envcheck.watch.record import GpuSample, TreeSample, WatchRecord, page, summarize, thinned
 from tests.tables import each
 

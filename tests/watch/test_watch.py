@@ -1,7 +1,5 @@
 """`envcheck watch` with real commands: exit codes and signals are the command's, whatever happens to the watcher."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

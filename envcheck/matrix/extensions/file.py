@@ -3,8 +3,6 @@
 Versions are strings. A row names its sources, as in matrix.yaml; what one weak source says is `verified: false`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, Literal

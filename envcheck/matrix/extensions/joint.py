@@ -1,7 +1,5 @@
 """Choose one release of every extension for a cell, such that all their requirements hold together."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import NamedTuple

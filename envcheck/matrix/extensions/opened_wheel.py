@@ -1,7 +1,5 @@
 """Make the row of a wheel for extensions.yaml from the wheel itself: its name, its METADATA and its libraries."""
 
-from __future__ import annotations
-
 import datetime as dt
 import email.message
 import email.parser

@@ -1,7 +1,5 @@
 """Index the matrix by the keys that the resolver looks up, and find a GPU by the names people and NVML give it."""
 
-from __future__ import annotations
-
 import re
 from functools import cache, cached_property, lru_cache
 from pathlib import Path

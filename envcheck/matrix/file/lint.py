@@ -1,7 +1,5 @@
 """What matrix.yaml must be: consistent with itself, and in one form, one row a line where it fits, for short diffs."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """List, judge and rank every combination that a query allows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

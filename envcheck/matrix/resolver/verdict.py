@@ -1,7 +1,5 @@
 """Judge one combination of a torch build, GPUs and a driver. Every reason gives the numbers that decided it."""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 from envcheck.matrix.facts.lookup import Device, Facts, ptx_runs, sass_runs

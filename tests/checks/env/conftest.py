@@ -1,7 +1,5 @@
 """What real ranks came to."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

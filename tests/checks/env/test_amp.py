@@ -1,7 +1,5 @@
 """What mixed precision came to, judged."""
 
-from __future__ import annotations
-
 import math
 
 from envcheck.checks import FAIL, PASS, View

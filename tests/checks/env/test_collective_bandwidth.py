@@ -1,7 +1,5 @@
 """Curves of every collective, judged on each side of each limit; what was sent and has to arrive, by arithmetic."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What the ranks of `collectives` report, judged; integers that every dtype holds, and what is made of them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import struct

@@ -1,7 +1,5 @@
 """Each thing that torch.compile needs is found where it is looked for, and missed where it is not there."""
 
-from __future__ import annotations
-
 import ctypes.util
 import importlib.util
 import sysconfig

@@ -1,7 +1,5 @@
 """What a DataLoader's workers delivered, judged."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

@@ -5,8 +5,6 @@ DCGM 3: NVIDIA/DCGM#139 (`gpu_id`), nvvs' own comment in NvvsCommon.h (`gpu_ids`
 facebookresearch/gcm#38; severities and error numbers: docs.nvidia.com, DCGM diagnostic errors.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What ranks of data-parallel training report, judged: the truth passes, and each fault is caught by name."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

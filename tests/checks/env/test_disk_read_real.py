@@ -1,7 +1,5 @@
 """Reading a disk, for real, and what is made of each figure."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """What every check of ranks owes, at any level: nobody missing, each on a GPU of its own, and NCCL between them."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

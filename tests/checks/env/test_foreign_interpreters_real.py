@@ -1,7 +1,5 @@
 """Foreign environments: the interpreters that ENVCHECK_TEST_FOREIGN lists (separated by colons) run these checks."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

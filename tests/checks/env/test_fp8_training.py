@@ -1,7 +1,5 @@
 """FP8: which torch and GPU owe it, and a training judged on both sides of its limits."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from types import SimpleNamespace

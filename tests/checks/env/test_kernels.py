@@ -1,7 +1,5 @@
 """What `kernels` makes of what ranks report, its table, and a sound torch."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

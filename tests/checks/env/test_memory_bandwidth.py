@@ -1,7 +1,5 @@
 """The ways to a GPU's memory: copies from its own NUMA node, judged by its model's limits, byte for byte."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Memory that was written and read back, judged: each pattern owed, the wrong word named, little tested told."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A PCIe link read under load: from small trees that look like /sys, and judged by measurements made by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

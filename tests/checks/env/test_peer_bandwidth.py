@@ -1,7 +1,5 @@
 """Pairs of GPUs judged by measurements made by hand: no GPU was there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What groups of ranks report, judged: the truth passes, and each lie is caught by name."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 How ranks lie is in tests/faults.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A GPU asked through the driver's library, which is stood in for: values, units, what is not offered, what fails."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import time

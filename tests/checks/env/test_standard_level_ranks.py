@@ -1,7 +1,5 @@
 """What the groups of level standard report, judged: the truth passes, and each lie is caught by name."""
 
-from __future__ import annotations
-
 import sys
 import types
 from collections.abc import Callable

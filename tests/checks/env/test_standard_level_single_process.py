@@ -1,7 +1,5 @@
 """What one process reports at levels standard and full, judged: the truth passes, and each lie is caught by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Minutes of load, judged: speed kept, bits kept, faults and caps named, and too few samples never a pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ranks as torchrun starts them: how each end of theirs is judged."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View

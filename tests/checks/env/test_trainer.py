@@ -1,7 +1,5 @@
 """What a run of transformers' Trainer reports, judged: the truth passes, and each lie is caught by name."""
 
-from __future__ import annotations
-
 import copy
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """What a training took of each GPU, told; heat, idleness and numbers that cannot be are not passed over."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

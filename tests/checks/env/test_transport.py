@@ -1,7 +1,5 @@
 """What NCCL's log proves: real lines of every form it had, garbage, and what is made of both."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable

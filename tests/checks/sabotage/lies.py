@@ -4,8 +4,6 @@ Each is a check of its own beside the honest ones: `write` makes the files of a 
 lie does, its function does in the ranks; there it is run by this file's path, so it imports nothing of the tests.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import math

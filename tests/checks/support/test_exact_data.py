@@ -1,7 +1,5 @@
 """Words and matrices that plain Python draws, in a real torch on the CPU: read back, and seen by a blind torch too."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The shipped extensions, and a way to ask for some."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ A question is: the requirements, then torch, variant, Python, GPU, and where it 
 answer is the releases to install, or the first word that refuses. The comment is the fact that decides.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final, NamedTuple
 
 

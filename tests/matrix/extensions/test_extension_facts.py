@@ -1,7 +1,5 @@
 """extensions.yaml: canonical, consistent, small, and each way in which a file can be wrong is one line."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Each failure that users of extensions report is foreseen: what they met, and the answer that keeps them from it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

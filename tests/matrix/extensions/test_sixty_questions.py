@@ -1,7 +1,5 @@
 """Sixty questions with answers derived by hand, and a slow check of its own of whatever is answered as fitting."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Requirements are compared as `packaging` compares them, and those that exclude each other are found."""
 
-from __future__ import annotations
-
 import hypothesis.strategies as st
 from hypothesis import given, settings
 from packaging.specifiers import SpecifierSet

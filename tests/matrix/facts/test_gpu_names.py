@@ -1,7 +1,5 @@
 """GPU names as people and NVML write them; a name that is not known is never taken for one that is."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

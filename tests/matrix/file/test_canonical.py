@@ -1,7 +1,5 @@
 """The file has one form, and the schema that editors use is the model's."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each rule of the lint finds what it is for: the shipped facts, sabotaged one at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each way a matrix file can be wrong: one line with file, line, key path and what to do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

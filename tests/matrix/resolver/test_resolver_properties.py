@@ -1,7 +1,5 @@
 """What holds for every question, not only for the ones we thought of."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A second opinion: the verdict rules written again from the file's plain data, over every combination worth asking."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any
