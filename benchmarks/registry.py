@@ -209,7 +209,7 @@ def work(bench: Bench, number: int) -> float:
     publish(repository, prepare(repository, image.digest, [report])[0], bench.key)
     now = dt.datetime.now(dt.timezone.utc).replace(microsecond=0)
     terms = ProofTerms(policies.read(bench.policies["cpu"]), None, now, load_matrix())
-    proven = judge_image(read_proofs(repository, image.digest).proofs, image.digest, terms).chosen
+    proven = judge_image(read_proofs(repository, image.digest), image.digest, terms).chosen
     if proven is None or choose_named(repository, image.digest, "amd64", terms).chosen is None:
         message = f"{repository.reference.name} has a proof that does not hold"
         raise SystemExit(message)

@@ -4,18 +4,15 @@ A private key is PEM (PKCS8), with or without a password; its public key is PEM 
 SHA-256 of its public key in DER (SubjectPublicKeyInfo), as Sigstore's hint is.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
@@ -32,8 +29,6 @@ from envcheck import safe_files
 from envcheck.errors import ConfigError
 from envcheck.struct_types import LightRecord, Secret
 
-Kind = Literal["ed25519", "ECDSA P-256"]
-KINDS: Final[tuple[Kind, ...]] = ("ed25519", "ECDSA P-256")
 # The environment variable with a private key's password.
 PASSWORD: Final = "ENVCHECK_KEY_PASSWORD"  # noqa: S105 (a name)
 _LARGEST_KEY: Final = 1 << 16
@@ -47,7 +42,6 @@ _Public = ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey
 class PublicKey(LightRecord, frozen=True):
     """A key that verifies; `where` is the file that it was read from, "" where it was in none."""
 
-    kind: Kind
     id: str
     pem: bytes
     where: str
@@ -85,11 +79,11 @@ def new_key(path: Path, secret: bytes | None = None) -> PublicKey:
     """
     key = ed25519.Ed25519PrivateKey.generate()
     locked: KeySerializationEncryption = BestAvailableEncryption(secret) if secret else NoEncryption()
-    public = _public(key.public_key(), str(path_of_public(path)))
+    public = _public(key.public_key(), path.with_name(f"{path.name}.pub"))
     private_pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked)
     made: list[Path] = []
     try:
-        for file, content, mode in ((path, private_pem, 0o600), (path_of_public(path), public.pem, 0o644)):
+        for file, content, mode in ((path, private_pem, 0o600), (Path(public.where), public.pem, 0o644)):
             _create(file, content, mode, made)
     except BaseException:
         for file in made:
@@ -98,26 +92,18 @@ def new_key(path: Path, secret: bytes | None = None) -> PublicKey:
     return public
 
 
-def password(environ: Mapping[str, str] = os.environ) -> bytes | None:
+def password() -> bytes | None:
     """Return the password in the environment, None where there is none."""
-    return os.fsencode(environ.get(PASSWORD, "")) or None
+    return os.fsencode(os.environ.get(PASSWORD, "")) or None
 
 
-def path_of_public(path: Path) -> Path:
-    """Return where the public key of a private key's file lies: beside it, with .pub after its name."""
-    return path.with_name(f"{path.name}.pub")
-
-
-def load_private(path: Path, secret: bytes | None = None, kinds: tuple[Kind, ...] = KINDS) -> PrivateKey:
+def load_private(path: Path, secret: bytes | None = None) -> PrivateKey:
     """Return the private key in a file. Raises ConfigError, which says what else the file is."""
-    content, expected = _read(path), f"not an {' or '.join(kinds)} private key"
-    label = _label(content, path, expected)
+    content, label = _read(path, "private")
     if "PUBLIC" in label:
-        message = f"{path}: a public key, {expected}"
-        raise ConfigError(message, fix="pass the file of the private key, without .pub")
+        raise _no_key(path, "a public key", "private", "pass the file of the private key, without .pub")
     if "SIGSTORE" in label or "COSIGN" in label:
-        message = f"{path}: a key that only cosign can open, {expected} in PKCS8"
-        raise ConfigError(message, fix=_MAKE)
+        raise _no_key(path, "a key that only cosign can open", "private")
     encrypted = b"ENCRYPTED" in content
     try:
         key = load_pem_private_key(content, password=secret if encrypted else None)
@@ -125,95 +111,66 @@ def load_private(path: Path, secret: bytes | None = None, kinds: tuple[Kind, ...
         message = f"{path}: the key has a password, and none was given"
         raise ConfigError(message, fix=f"set {PASSWORD}") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        message = f"{path}: damaged, or of an unknown kind: {expected} in PEM"
         if secret and encrypted:
             message = f"{path}: the password does not open this key, or the file is damaged"
             raise ConfigError(message, fix=f"set {PASSWORD} to the password of this key") from error
-        raise ConfigError(message, fix=_MAKE) from error
-    kind = _kind(key)
-    if not isinstance(key, _Private) or kind not in kinds:
-        message = f"{path}: its kind is {kind}, {expected}"
-        raise ConfigError(message, fix=_MAKE)
-    return PrivateKey(_public(key.public_key(), str(path)), key)
+        raise _no_key(path, "damaged, or of an unknown kind", "private") from error
+    if not isinstance(key, _Private):
+        raise _no_key(path, "of another kind", "private")
+    return PrivateKey(_public(key.public_key(), path), key)
 
 
-def load_public(path: Path, kinds: tuple[Kind, ...] = KINDS) -> PublicKey:
+def load_public(path: Path) -> PublicKey:
     """Return the public key in a file. Raises ConfigError, which says what else the file is."""
-    content, expected = _read(path), f"not an {' or '.join(kinds)} public key"
+    content, label = _read(path, "public")
     fix = "pass the .pub that `envcheck key new` wrote, or make it: openssl pkey -in KEY -pubout -out FILE"
-    label = _label(content, path, expected)
     if "PRIVATE" in label:
-        message = f"{path}: a private key, {expected}; do not hand it out"
-        raise ConfigError(message, fix=fix)
+        raise _no_key(path, "a private key; do not hand it out", "public", fix)
     try:
         key = load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:
-        message = f"{path}: damaged, or of an unknown kind: {expected} in PEM"
-        raise ConfigError(message, fix=fix) from error
-    kind = _kind(key)
-    if not isinstance(key, _Public) or kind not in kinds:
-        message = f"{path}: its kind is {kind}, {expected}"
-        raise ConfigError(message, fix=fix)
-    return _public(key, str(path))
+        raise _no_key(path, "damaged, or of an unknown kind", "public", fix) from error
+    if not isinstance(key, _Public):
+        raise _no_key(path, "of another kind", "public", fix)
+    return _public(key, path)
 
 
 def certified_identity(certificate: Any) -> tuple[str, str]:
-    """Return whom a certificate of Sigstore's Fulcio names, and the OIDC issuer; "" for what it does not say.
-
-    Nothing is verified. The issuer has an extension of its own (sigstore/fulcio, docs/oid-info.md).
-    """
+    """Return whom a certificate of Sigstore's Fulcio names, and the OIDC issuer. Nothing is verified."""
     from cryptography import x509  # noqa: PLC0415 (only where a certificate is at hand)
 
-    names: list[str] = []
-    issuer = ""
-    for extension in certificate.extensions:
-        value = extension.value
-        if isinstance(value, x509.SubjectAlternativeName):
-            names += value.get_values_for_type(x509.UniformResourceIdentifier)
-            names += value.get_values_for_type(x509.RFC822Name)
-        elif extension.oid.dotted_string == _OIDC_ISSUER:
-            issuer = value.value.decode()
+    extensions = certificate.extensions
+    subject = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    names = [
+        name for kind in (x509.UniformResourceIdentifier, x509.RFC822Name) for name in subject.get_values_for_type(kind)
+    ]
+    issuer = extensions.get_extension_for_oid(x509.ObjectIdentifier(_OIDC_ISSUER)).value.value.decode()
     return names[0] if len(names) == 1 else "", issuer
 
 
-def _public(key: _Public, where: str) -> PublicKey:
+def _public(key: _Public, path: Path) -> PublicKey:
+    if isinstance(key, ec.EllipticCurvePublicKey) and not isinstance(key.curve, ec.SECP256R1):
+        raise _no_key(path, f"ECDSA {key.curve.name}", "usable")
     der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    identity = base64.b64encode(hashlib.sha256(der).digest()).decode("ascii")
-    kind: Kind = "ed25519" if isinstance(key, ed25519.Ed25519PublicKey) else "ECDSA P-256"
-    return PublicKey(kind, identity, pem, where, key)
+    return PublicKey(base64.b64encode(hashlib.sha256(der).digest()).decode("ascii"), pem, str(path), key)
 
 
-def _kind(key: object) -> str:
-    """Return what a key is called in messages."""
-    if isinstance(key, (ed25519.Ed25519PrivateKey, ed25519.Ed25519PublicKey)):
-        return "ed25519"
-    if isinstance(key, (ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey)):
-        return "ECDSA P-256" if isinstance(key.curve, ec.SECP256R1) else f"ECDSA {key.curve.name}"
-    if isinstance(key, (rsa.RSAPrivateKey, rsa.RSAPublicKey)):
-        return "RSA"
-    return "DSA" if isinstance(key, (dsa.DSAPrivateKey, dsa.DSAPublicKey)) else "unknown"
+def _no_key(path: Path, what: str, wanted: str, fix: str = _MAKE) -> ConfigError:
+    return ConfigError(f"{path}: {what}, not an ed25519 or ECDSA P-256 {wanted} key in PEM", fix=fix)
 
 
-def _label(content: bytes, path: Path, wrong: str) -> str:
-    """Return what the PEM says that it holds. Its content is never part of a message: it may be a password."""
-    begin = _BEGIN.search(content)
-    if begin is None:
-        message = f"{path}: {'the file has no PEM block' if content.strip() else 'the file is empty'}: {wrong} in PEM"
-        raise ConfigError(message, fix=_MAKE)
-    return begin[1].decode("ascii")
-
-
-def _read(path: Path) -> bytes:
+def _read(path: Path, wanted: str) -> tuple[bytes, str]:
+    """Return the content, which is never part of a message (it may be a password), and what PEM says that it holds."""
     try:
         content = safe_files.read_regular(path, _LARGEST_KEY + 1)
     except OSError as error:
         message = f"{path}: {error.strerror}"
         raise ConfigError(message, fix="pass a key in PEM") from error
-    if len(content) > _LARGEST_KEY:
-        message = f"{path}: longer than any key"
-        raise ConfigError(message, fix="pass a key in PEM")
-    return content
+    begin = _BEGIN.search(content)
+    if len(content) > _LARGEST_KEY or begin is None:
+        raise _no_key(path, "longer than any key" if begin else "without a PEM block", wanted)
+    return content, begin[1].decode("ascii")
 
 
 def _create(path: Path, content: bytes, mode: int, made: list[Path]) -> None:

@@ -1,7 +1,5 @@
 """Real registries for tests: docker-registry of the distribution, and one with the referrers API."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

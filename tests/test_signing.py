@@ -1,7 +1,5 @@
 """Keys and signatures: what is made is readable by openssl and its owner alone, and a bad file is one clear line."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib
@@ -13,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,7 +50,7 @@ def test_a_new_key_is_its_owners_alone_and_signs(tmp_path: Path) -> None:
     der = openssl("pkey", "-pubin", "-in", tmp_path / "key.pub", "-outform", "DER")
     assert public.id == base64.b64encode(hashlib.sha256(der).digest()).decode()
     private = signing.load_private(tmp_path / "key")
-    assert (private.public.kind, private.public.id, private.public.pem) == ("ed25519", public.id, public.pem)
+    assert (private.public.id, private.public.pem) == (public.id, public.pem)
     signed = private.sign(MESSAGE)
     assert signing.load_public(tmp_path / "key.pub").verifies(MESSAGE, signed)
     assert not public.verifies(MESSAGE + b".", signed)
@@ -71,13 +68,6 @@ def test_keys_of_openssl_sign_and_another_key_does_not_verify(kind: str, tmp_pat
         assert not signing.load_public(public).verifies(MESSAGE, wrong)
 
 
-def test_a_signature_of_openssl_verifies(tmp_path: Path) -> None:
-    private, public = made(tmp_path, "P-256")
-    (tmp_path / "message").write_bytes(MESSAGE)
-    signed = openssl("dgst", "-sha256", "-sign", private, tmp_path / "message")
-    assert signing.load_public(public).verifies(MESSAGE, signed)
-
-
 def test_a_password_locks_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = tmp_path / "key"
     signing.new_key(key, SECRET)
@@ -90,30 +80,6 @@ def test_a_password_locks_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert signing.password() is None
     monkeypatch.setenv(signing.PASSWORD, SECRET.decode())
     assert signing.password() == SECRET
-
-
-def test_an_ed25519_key_in_any_pem_is_read_as_cryptography_reads_it(tmp_path: Path) -> None:
-    private, public = made(tmp_path, "ed25519")
-    pem = public.read_bytes()
-    text = openssl("pkey", "-pubin", "-in", public, "-text")  # words after the block
-    for content in (pem, pem.replace(b"\n", b"\r\n"), b"a comment\n" + pem, text, b"\n" + pem + b"\n", pem.rstrip()):
-        public.write_bytes(content)
-        key = signing.load_public(public)
-        expected = serialization.load_pem_public_key(content)
-        der, again = (
-            expected.public_bytes(form, serialization.PublicFormat.SubjectPublicKeyInfo)
-            for form in (serialization.Encoding.DER, serialization.Encoding.PEM)
-        )
-        assert (key.pem, key.id) == (again, base64.b64encode(hashlib.sha256(der).digest()).decode())
-        assert key.verifies(MESSAGE, signing.load_private(private).sign(MESSAGE))
-
-
-@pytest.mark.parametrize("damage", [(b"MC", b"MD"), (b"MCow", b"MCowMCow"), (b"=", b""), (b"-----END", b"----END")])
-def test_a_damaged_ed25519_key_is_refused(damage: tuple[bytes, bytes], tmp_path: Path) -> None:
-    _, public = made(tmp_path, "ed25519")
-    public.write_bytes(public.read_bytes().replace(*damage))
-    with pytest.raises(ConfigError, match="damaged"):
-        signing.load_public(public)
 
 
 @pytest.mark.parametrize("there", ["key", "key.pub"])
@@ -138,36 +104,23 @@ def refusal(read: Callable[[Path], object], path: Path) -> str:
     return refused.value.message.removeprefix(f"{path}: ")
 
 
-PRIVATE: Final = "not an ed25519 or ECDSA P-256 private key"
-PUBLIC: Final = "not an ed25519 or ECDSA P-256 public key"
-
-
 @pytest.mark.parametrize("kind", ["RSA", "P-384", "X25519"])
-def test_other_kinds_of_keys_are_named(kind: str, tmp_path: Path) -> None:
+def test_other_kinds_of_keys_are_refused(kind: str, tmp_path: Path) -> None:
     private, public = made(tmp_path, kind)
-    name = {"RSA": "RSA", "P-384": "ECDSA secp384r1", "X25519": "unknown"}[kind]
-    assert refusal(signing.load_private, private) == f"its kind is {name}, {PRIVATE}"
-    assert refusal(signing.load_public, public) == f"its kind is {name}, {PUBLIC}"
+    assert "not an ed25519 or ECDSA P-256" in refusal(signing.load_private, private)
+    assert "not an ed25519 or ECDSA P-256" in refusal(signing.load_public, public)
 
 
 def test_other_files_are_one_line_that_does_not_show_their_content(tmp_path: Path) -> None:
-    files = {
-        "password": (b"hunter2\n", "the file has no PEM block: {} in PEM"),
-        "empty": (b"", "the file is empty: {} in PEM"),
-        "blank": (b" \n", "the file is empty: {} in PEM"),
-        "binary": (bytes(range(256)), "the file has no PEM block: {} in PEM"),
-        "long": (bytes(70_000), "longer than any key"),
-    }
-    for name, (content, message) in files.items():
+    files = {"password": b"hunter2\n", "empty": b"", "binary": bytes(range(256)), "long": bytes(70_000)}
+    for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-        assert refusal(signing.load_private, tmp_path / name) == message.format(PRIVATE)
-        assert refusal(signing.load_public, tmp_path / name) == message.format(PUBLIC)
-    (tmp_path / "cosign").write_text("-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\nAA\n-----END")
-    assert "only cosign can open" in refusal(signing.load_private, tmp_path / "cosign")
-    (tmp_path / "damaged").write_text("-----BEGIN PRIVATE KEY-----\nAA\n-----END PRIVATE KEY-----\n")
-    assert "damaged" in refusal(signing.load_private, tmp_path / "damaged")
-    (tmp_path / "damaged.pub").write_text("-----BEGIN PUBLIC KEY-----\nAA\n-----END PUBLIC KEY-----\n")
-    assert "damaged" in refusal(signing.load_public, tmp_path / "damaged.pub")
+        for read in (signing.load_private, signing.load_public):
+            assert refusal(read, tmp_path / name).startswith("without a PEM block, not an ed25519 or ECDSA P-256 p")
+    for label, says in (("ENCRYPTED SIGSTORE PRIVATE", "only cosign can open"), ("PRIVATE", "damaged")):
+        (tmp_path / "damaged").write_text(f"-----BEGIN {label} KEY-----\nAA\n-----END {label} KEY-----\n")
+        assert says in refusal(signing.load_private, tmp_path / "damaged")
+        assert "do not hand it out" in refusal(signing.load_public, tmp_path / "damaged")
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:

@@ -1,12 +1,9 @@
 """Read what lies beside an image: its proofs, their evidence, the promotions, and which images a reference names."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
-from msgspec import structs
 
 from envcheck.registry.attachments import PROMOTION_TYPE, REPORT_TYPE, Referrer, own_tag, promotion_tags, referrers
 from envcheck.registry.documents import Descriptor, StoredManifest
@@ -23,19 +20,12 @@ from envcheck.registry.statement import (
     Rejection,
     ReportReference,
 )
-from envcheck.struct_types import LightRecord, know_types
+from envcheck.struct_types import know_types
 
 _ANNOTATIONS: Final = bundle_annotations(PREDICATE_TYPE)
 _MOST_CONFIG: Final = 4 << 20
 # Images for Linux in one index; each is two requests, and one index could name some 20,000.
 _MOST_PLATFORMS: Final = 100
-
-
-class AttachedProofs(LightRecord, frozen=True):
-    """What lies beside an image: the proofs for the judge, and notes for people."""
-
-    proofs: list[ListedProof]
-    notes: list[str]
 
 
 class _Config(msgspec.Struct):
@@ -45,56 +35,35 @@ class _Config(msgspec.Struct):
 know_types(_Config)
 
 
-def remote_images(
-    repository: Repository, tag_or_digest: str, arch: str | None = None, known: dict[str, RemoteImage] | None = None
-) -> list[RemoteImage]:
-    """Return the images that a tag or digest names: one of a manifest, one for each platform of an index.
-
-    With an `arch` an index need not hold the images of other architectures: a mirror often has one of them only.
-    `known` are images by digest that were read before, for a caller that asks for many tags; it gets what is read.
-    """
-    known = {} if known is None else known
+def remote_images(repository: Repository, tag_or_digest: str, arch: str | None = None) -> list[RemoteImage]:
+    """Return the images that a tag or digest names: one of a manifest, one for each platform of an index."""
     manifest = repository.manifest(tag_or_digest)
     if not manifest.is_index:
-        return [_remote(repository, manifest, None, known)]
+        return [_remote(repository, manifest)]
     # What else is in an index (a builder's provenance) has the platform "unknown".
-    linux = [(entry, entry.platform) for entry in manifest.index().manifests if entry.platform]
-    linux = [(entry, platform) for entry, platform in linux if platform.os == "linux"]
-    if not linux:
-        message = f"{repository.reference.name}: the index {tag_or_digest} names no image for Linux"
-        raise AbsentError(message, fix="name an image that was built for Linux")
-    if len(linux) > _MOST_PLATFORMS:
+    linux = [entry for entry in manifest.index().manifests if entry.platform and entry.platform.os == "linux"]
+    if not linux or len(linux) > _MOST_PLATFORMS:
         message = f"{repository.reference.name}: the index {tag_or_digest} names {len(linux)} images for Linux"
-        raise LyingError(message, fix="name one image of it by its digest")
-    wanted = [entry for entry, platform in linux if arch in (None, platform.architecture)]
-    return [_remote(repository, repository.manifest(entry), manifest.digest, known) for entry in wanted]
+        raise LyingError(message, fix="name one image for Linux by its digest")
+    wanted = [entry for entry in linux if entry.platform and arch in (None, entry.platform.architecture)]
+    return [_remote(repository, repository.manifest(entry), manifest.digest) for entry in wanted]
 
 
-def _remote(
-    repository: Repository, manifest: StoredManifest, index: str | None, known: dict[str, RemoteImage]
-) -> RemoteImage:
-    if manifest.digest not in known:
-        config = manifest.image().config
-        try:
-            read = msgspec.json.decode(repository.blob(config, _MOST_CONFIG), type=_Config)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            message = f"{repository.reference.name}@{manifest.digest}: its config is not that of an image"
-            raise LyingError(message, fix="name an image; this is another artifact") from None
-        known[manifest.digest] = RemoteImage(
-            repository=repository.reference.name,
-            manifest=manifest.digest,
-            config=config.digest,
-            arch=read.architecture,
-        )
-    return structs.replace(known[manifest.digest], index_digest=index)
+def _remote(repository: Repository, manifest: StoredManifest, index: str | None = None) -> RemoteImage:
+    config = manifest.image().config
+    try:
+        read = msgspec.json.decode(repository.blob(config, _MOST_CONFIG), type=_Config)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        message = f"{repository.reference.name}@{manifest.digest}: its config is not that of an image"
+        raise LyingError(message, fix="name an image; this is another artifact") from None
+    return RemoteImage(repository.reference.name, manifest.digest, config.digest, read.architecture, index)
 
 
-def read_proofs(repository: Repository, digest: str, tags: Sequence[str] | None = None) -> AttachedProofs:
+def read_proofs(repository: Repository, digest: str, tags: Sequence[str] | None = None) -> list[ListedProof]:
     """Return what lies beside a digest. `tags` are those of the repository, for a caller that asks for many digests."""
     attachments = referrers(repository, digest, tags, without=REPORT_TYPE)
     proofs = [_proof(repository, artifact) for artifact in attachments.artifacts if _is_proof(artifact)]
-    proofs += [_unread(named, why) for named, why in attachments.unread.items()]
-    return AttachedProofs(proofs, attachments.notes)
+    return proofs + [_unread(named, why) for named, why in attachments.unread.items()]
 
 
 def attached_promotions(repository: Repository, digest: str, tags: Sequence[str]) -> tuple[list[bytes], list[str]]:

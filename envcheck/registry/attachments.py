@@ -6,9 +6,8 @@ of OCI's distribution-spec 1.1, for other clients. Writing that index is a race 
 read again and written again a few times, and what is read here does not depend on it.
 """
 
-from __future__ import annotations
-
 import base64
+import contextlib
 import random
 import re
 import time
@@ -58,11 +57,10 @@ _NO_API: Final = (400, 404, 405, 501)
 
 
 class Attachment(LightRecord, frozen=True):
-    """What was attached, the tag that keeps it, and notes for the user."""
+    """What was attached, and why other clients may not find it, or ""."""
 
     descriptor: Descriptor
-    tag: str
-    notes: tuple[str, ...] = ()
+    note: str = ""
 
 
 class Referrer(LightRecord, frozen=True):
@@ -77,7 +75,6 @@ class Referrers(LightRecord, frozen=True):
 
     artifacts: list[Referrer]
     unread: dict[str, Rejection]
-    notes: list[str]
 
 
 def fallback_tag(subject: str) -> str:
@@ -142,7 +139,7 @@ def attach(
                 raise
     named = described(content, OCI_MANIFEST)
     listed = reply.headers.get("OCI-Subject") == subject.digest
-    return Attachment(named, tag, () if listed else _entered(repository, subject.digest, named, document))
+    return Attachment(named, "" if listed else _entered(repository, subject.digest, named, document))
 
 
 def _layer(kind: str, content: bytes, *, inline: bool) -> Descriptor:
@@ -150,30 +147,26 @@ def _layer(kind: str, content: bytes, *, inline: bool) -> Descriptor:
     return structs.replace(described(content, kind), data=base64.b64encode(content).decode() if small else "")
 
 
-def _entered(repository: Repository, subject: str, named: Descriptor, document: ImageManifest) -> tuple[str, ...]:
-    """Enter a manifest in the fallback index, whose other entries stay; return a note if it is not there."""
+def _entered(repository: Repository, subject: str, named: Descriptor, document: ImageManifest) -> str:
+    """Enter a manifest in the fallback index, whose other entries stay; return why it is not there, or ""."""
     tag = fallback_tag(subject)
     entry = {"mediaType": named.media_type, "digest": named.digest, "size": named.size}
-    entry |= {"artifactType": document.kind, **({"annotations": document.annotations} if document.annotations else {})}
+    entry |= {"artifactType": document.kind, "annotations": document.annotations}
     try:
         for number in range(_ENTRIES):
             index = _index(repository, tag, subject)
             if any(isinstance(one, dict) and one.get("digest") == named.digest for one in index["manifests"]):
-                return ()
+                return ""
             index["manifests"].append(entry)
             repository.push_manifest(encode(index), OCI_INDEX, tag)
-            if number:  # others write too
-                time.sleep(random.uniform(0.0, 0.1 * number))  # noqa: S311 (no secret)
+            time.sleep(random.uniform(0.0, 0.1 * number))  # noqa: S311 (no secret; others may write too)
     except EnvcheckError as error:  # its own tag keeps it
-        return (f"other clients may not find it: {error.message}",)
-    return (f"other clients may not find it: others write the index {tag} at the same time",)
+        return f"other clients may not find it: {error.message}"
+    return f"other clients may not find it: others write the index {tag} at the same time"
 
 
 def _index(repository: Repository, tag: str, subject: str) -> dict[str, Any]:
-    """Return the fallback index with all it holds, or an empty one. Raise LyingError if the tag is something else.
-
-    Some registries resolve the tag to the subject itself, which may be an index too.
-    """
+    """Return the fallback index with all it holds, or an empty one. Raise LyingError if the tag is something else."""
     try:
         manifest = repository.manifest(tag)
     except AbsentError:
@@ -194,9 +187,8 @@ def referrers(
     artifact of the type `without` is not read. Raise an error if one of the places cannot be read: what it would have
     listed may be a failure that revokes an earlier success.
     """
-    notes: list[str] = []
-    api = _from_api(repository, subject, notes)  # its types are the manifests' own; an index is anybody's word
-    listed = {**_from_index(repository, subject, notes), **api}
+    # The API's types are the manifests' own; an index is anybody's word.
+    listed = {**_from_index(repository, subject), **_from_api(repository, subject)}
     own = _own_tags(subject, repository.tags() if tags is None else tags, without)
     if len(listed) + len(own) > _MOST:
         message = (
@@ -221,7 +213,7 @@ def referrers(
         if isinstance(result, Rejection) and start not in told:
             told.add(start)
             unread[name] = result
-    return Referrers([artifacts[digest] for digest in sorted(artifacts)], unread, notes)
+    return Referrers([artifacts[digest] for digest in sorted(artifacts)], unread)
 
 
 def _start(digest: str) -> str:
@@ -252,16 +244,14 @@ def _read(repository: Repository, subject: str, name: str, start: str) -> Referr
     return Referrer(manifest.descriptor, image)
 
 
-def _from_index(repository: Repository, subject: str, notes: list[str]) -> dict[str, str]:
-    tag = fallback_tag(subject)
+def _from_index(repository: Repository, subject: str) -> dict[str, str]:
     try:
-        return _listed(_index(repository, tag, subject), f"the index {tag}", notes)
-    except LyingError as error:
-        notes.append(f"the index {tag} was not used: {error.message}")
+        return _listed(_index(repository, fallback_tag(subject), subject))
+    except LyingError:  # anybody who can write to the registry could put something else there
         return {}
 
 
-def _from_api(repository: Repository, subject: str, notes: list[str]) -> dict[str, str]:
+def _from_api(repository: Repository, subject: str) -> dict[str, str]:
     """Return the digests that the referrers API lists. Registries without one answer 404, or 200 with anything."""
     path, label = f"/v2/{repository.reference.repository}/referrers/{subject}", f"the referrers of {subject[:19]}"
     digests: dict[str, str] = {}
@@ -275,23 +265,16 @@ def _from_api(repository: Repository, subject: str, notes: list[str]) -> dict[st
             # No words of a registry: there is no such path, whatever the subject.
             repository.lacks_referrers = reply.status == HTTPStatus.NOT_FOUND and not codes_in(reply.body)
             break
-        try:
-            digests |= _listed(msgspec.json.decode(reply.body), "the referrers API", notes)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            notes.append("the referrers API answers with no list; it was not used")
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            digests |= _listed(msgspec.json.decode(reply.body))
         if len(digests) > _MOST:
             break  # `referrers` refuses so many; all pages of them would fill the memory
     return digests
 
 
-def _listed(document: Any, where: str, notes: list[str]) -> dict[str, str]:
+def _listed(document: Any) -> dict[str, str]:
     """Return the digests of a list, and the artifact types that it states; a bad entry does not hide the others."""
     entries = document.get("manifests") if isinstance(document, dict) else None
-    if not isinstance(entries, list):
-        notes.append(f"{where} answers with no list; it was not used")
-        return {}
-    named = [(entry.get("digest"), str(entry.get("artifactType", ""))) for entry in entries if isinstance(entry, dict)]
-    usable = {digest: kind for digest, kind in named if isinstance(digest, str) and is_digest(digest)}
-    if len(named) < len(entries) or not all(isinstance(digest, str) and is_digest(digest) for digest, _ in named):
-        notes.append(f"{where} has entries that name no sha256 digest; they were not used")
-    return usable
+    rows = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    named = [(str(row.get("digest")), str(row.get("artifactType", ""))) for row in rows]
+    return {digest: kind for digest, kind in named if is_digest(digest)}

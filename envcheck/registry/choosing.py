@@ -4,8 +4,6 @@ A tag is never believed. What a tag's name says of torch only decides which imag
 cell in the proof. Newest torch comes first, then the newest proof.
 """
 
-from __future__ import annotations
-
 import collections
 import fnmatch
 import re
@@ -16,10 +14,10 @@ from msgspec import structs
 
 from envcheck.matrix.facts.model import Cell, key
 from envcheck.mirrors.net.waits import map_in_threads
-from envcheck.registry.attached_proofs import AttachedProofs, read_proofs, remote_images
+from envcheck.registry.attached_proofs import read_proofs, remote_images
 from envcheck.registry.attachments import fallback_tag, is_own_or_fallback
 from envcheck.registry.evidence import RemoteImage
-from envcheck.registry.judge import ImageProofs, JudgedProof, ProofTerms, judge_image
+from envcheck.registry.judge import ImageProofs, JudgedProof, ListedProof, ProofTerms, judge_image
 from envcheck.registry.promotions import promoted
 from envcheck.registry.references import AbsentError, LyingError
 from envcheck.registry.repository import Repository
@@ -56,11 +54,10 @@ class ChosenImage(LightRecord, frozen=True):
 
 
 class PullChoice(LightRecord, frozen=True):
-    """What was chosen, or None; what was refused on the way, and notes on the registry."""
+    """What was chosen, or None, and what was refused on the way."""
 
     chosen: ChosenImage | None
     refused: list[ImageRefusal]
-    notes: list[str]
 
 
 class _Screened(LightRecord, frozen=True):
@@ -68,7 +65,7 @@ class _Screened(LightRecord, frozen=True):
 
     digest: str
     tags: tuple[str, ...]
-    attached: AttachedProofs
+    attached: list[ListedProof]
     proofs: ImageProofs
 
 
@@ -78,25 +75,25 @@ def choose_named(repository: Repository, tag_or_digest: str, arch: str, terms: P
     tags = () if ":" in tag_or_digest else (tag_or_digest,)
     if not images:
         refused = Rejection(ProofRefusal.WRONG_ARCH, f"{tag_or_digest} has no image for {arch}")
-        return PullChoice(None, [ImageRefusal(tag_or_digest, (), None, refused)], [])
+        return PullChoice(None, [ImageRefusal(tag_or_digest, (), None, refused)])
     image = images[0]
     for tag in tags:
         not_promoted = promoted(repository, tag, image.index_digest or image.manifest, terms)
         if not_promoted is not None:
-            return PullChoice(None, [ImageRefusal(image.manifest, tags, None, not_promoted)], [])
+            return PullChoice(None, [ImageRefusal(image.manifest, tags, None, not_promoted)])
     return _best([_screened(repository, image.manifest, tags, terms)], None, terms)
 
 
 def choose(repository: Repository, query: ImageQuery, terms: ProofTerms) -> PullChoice:
     """Return the newest image of the repository that is proven and wanted."""
-    tags, best = repository.tags(), PullChoice(None, [], [])
+    tags, best = repository.tags(), PullChoice(None, [])
     attached, seen = collections.defaultdict[str, list[str]](list), set[str]()
     for tag in tags:
         attached[tag.partition(".")[0]].append(tag)
     for torch, group in _newest_first([tag for tag in tags if not is_own_or_fallback(tag) and _may_be(tag, query)]):
         if best.chosen and torch is not None and torch < _torch(best.chosen.statement):
             break
-        images, notes = _images(repository, group, query.arch)
+        images, left_out = _images(repository, group, query.arch)
 
         def screen(digest: str, images: dict[str, list[str]] = images) -> _Screened:
             return _screened(repository, digest, tuple(images[digest]), terms, attached[fallback_tag(digest)])
@@ -105,7 +102,7 @@ def choose(repository: Repository, query: ImageQuery, terms: ProofTerms) -> Pull
         seen |= images.keys()
         found = _best(screened, query, terms)
         newest = max([each for each in (best.chosen, found.chosen) if each], key=_rank, default=None)
-        best = PullChoice(newest, [*best.refused, *found.refused], [*best.notes, *notes, *found.notes])
+        best = PullChoice(newest, [*best.refused, *left_out, *found.refused])
     if best.chosen is None and not best.refused:
         why = f"no image for {query.arch} fits {query.cells}, target {query.target}"
         refused = Rejection(ProofRefusal.NO_PROOF, why if tags else "there is no such repository, or it has no tags")
@@ -113,24 +110,25 @@ def choose(repository: Repository, query: ImageQuery, terms: ProofTerms) -> Pull
     return best
 
 
-def _images(repository: Repository, tags: Sequence[str], arch: str) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the tags of each image for an architecture by its digest, and notes on tags that lead to none."""
-    notes: list[str] = []
-    known: dict[str, RemoteImage] = {}
+def _images(repository: Repository, tags: Sequence[str], arch: str) -> tuple[dict[str, list[str]], list[ImageRefusal]]:
+    """Return the tags of each image for an architecture by its digest, and the tags that lead to none."""
 
-    def images(tag: str) -> list[RemoteImage]:
+    def images(tag: str) -> list[RemoteImage] | ImageRefusal:
         try:
-            return remote_images(repository, tag, arch, known)
+            return remote_images(repository, tag, arch)
         except (AbsentError, LyingError) as error:
-            notes.append(f"the tag {tag} was left out: {error.message}")
-            return []
+            return ImageRefusal(tag, (tag,), None, Rejection(ProofRefusal.UNKNOWN_FORMAT, error.message))
 
     by_digest: dict[str, list[str]] = {}
+    left_out: list[ImageRefusal] = []
     for tag, listed in zip(tags, map_in_threads(images, tags, _AT_ONCE), strict=True):
+        if isinstance(listed, ImageRefusal):
+            left_out.append(listed)
+            continue
         for image in listed:
             if image.arch == arch:
                 by_digest.setdefault(image.manifest, []).append(tag)
-    return by_digest, sorted(notes)
+    return by_digest, left_out
 
 
 def _screened(
@@ -141,30 +139,28 @@ def _screened(
         attached = read_proofs(repository, digest, listed)
     except LyingError as error:  # who can write to the registry could stop every pull with one image
         refused = Rejection(ProofRefusal.TAMPERED, error.message)
-        return _Screened(digest, tags, AttachedProofs([], []), ImageProofs([], None, refused))
+        return _Screened(digest, tags, [], ImageProofs([], None, refused))
     by_statement = structs.replace(terms, policy=structs.replace(terms.policy, rejudge=False))
-    return _Screened(digest, tags, attached, judge_image(attached.proofs, digest, by_statement))
+    return _Screened(digest, tags, attached, judge_image(attached, digest, by_statement))
 
 
 def _best(screened: Iterable[_Screened], query: ImageQuery | None, terms: ProofTerms) -> PullChoice:
     """Return the newest image whose proof holds by its evidence, too; images after it are not looked at so closely."""
     refused: list[ImageRefusal] = []
-    notes: list[str] = []
     holding: list[tuple[ChosenImage, _Screened]] = []
     for one in screened:
-        notes += one.attached.notes
         image = _chosen(one, one.proofs, query)
         if image is None:
             refused += _refusals(one, one.proofs, query)
         else:
             holding.append((image, one))
     for _, one in sorted(holding, key=lambda pair: _rank(pair[0]), reverse=True):
-        proofs = judge_image(one.attached.proofs, one.digest, terms)
+        proofs = judge_image(one.attached, one.digest, terms)
         refused += _refusals(one, proofs, query)
         image = _chosen(one, proofs, query)
         if image is not None:
-            return PullChoice(image, refused, notes)
-    return PullChoice(None, refused, notes)
+            return PullChoice(image, refused)
+    return PullChoice(None, refused)
 
 
 def _chosen(one: _Screened, proofs: ImageProofs, query: ImageQuery | None) -> ChosenImage | None:

@@ -3,8 +3,6 @@
 Sources: OCI image-spec 1.1 (descriptor.md, manifest.md, image-index.md), and Docker's image manifest V2, schema 2.
 """
 
-from __future__ import annotations
-
 import binascii
 import hashlib
 from typing import Annotated, Any, Final, TypeVar
@@ -125,10 +123,7 @@ def described(content: bytes, media_type: str) -> Descriptor:
 
 
 def read_manifest(content: bytes, content_type: str, where: str) -> StoredManifest:
-    """Return the manifest in a response, whose type must be the one that its bytes name.
-
-    `where` is the text of messages. Raise LyingError.
-    """
+    """Return the manifest in a response, whose type must be the one that its bytes name."""
     digest = digest_of(content)
     stated = content_type.partition(";")[0].strip().lower()
     shape = _decoded(content, digest, _Shape)

@@ -13,7 +13,7 @@ import functools
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -24,8 +24,8 @@ from envcheck.registry.statement import (
     MalformedError,
     ProofRefusal,
     Rejection,
-    canonical_base64,
     decode_json,
+    from_base64,
 )
 from envcheck.signing import PrivateKey, PublicKey, certified_identity
 from envcheck.struct_types import LightRecord, know_types
@@ -124,8 +124,8 @@ def _verified(bundle: _Bundle, keys: Sequence[PublicKey]) -> EnvelopeContents | 
     envelope, key = bundle.dsse_envelope, bundle.verification_material.public_key
     hint = key.hint if key else ""
     _expect(len(envelope.signatures) == 1, f"{len(envelope.signatures)} signatures instead of one")
-    payload = canonical_base64(envelope.payload, "the payload")
-    signature = canonical_base64(envelope.signatures[0].sig, "the signature")
+    payload = from_base64(envelope.payload, "the payload")
+    signature = from_base64(envelope.signatures[0].sig, "the signature")
     # A bundle without a hint may be by any of the keys; one with a hint is by that key or by none.
     tried = [key for key in keys if hint in ("", key.id)]
     signed = authenticated(payload, envelope.payload_type)
@@ -142,15 +142,18 @@ def _expect(holds: bool, otherwise: str) -> None:  # noqa: FBT001 (a condition)
         raise MalformedError(otherwise)
 
 
-class Identity(LightRecord, frozen=True):
+class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A certificate's subject, such as the URL of a workflow, and the OIDC issuer that stated it."""
 
-    identity: str
-    issuer: str
+    identity: Annotated[str, msgspec.Meta(min_length=1)]
+    issuer: Annotated[str, msgspec.Meta(min_length=1)]
 
     def __str__(self) -> str:
         """Return both, as messages show them."""
         return printable(f"{self.identity} ({self.issuer})")[:_MOST_SHOWN]
+
+
+know_types(Identity)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,36 +207,28 @@ class KeylessSigner:
     """Signs statements as one identity, with one key and certificate, which last for ten minutes at most."""
 
     def __init__(self, trust_config: Path | None) -> None:
-        """Read `trust_config`, Sigstore's ClientTrustConfig in JSON; None for the public instance. Ask no service.
+        """Get the token of this CI job and a certificate, by Sigstore's ClientTrustConfig or of the public instance.
 
-        Raises ConfigError where the file is wrong, or the extra is not installed.
+        Raises ConfigError where the file is wrong, the extra is not installed or no CI gives a token, UnavailableError
+        where a service does not answer.
         """
         _require_sigstore()
-        self._config = None if trust_config is None else _trust_config(trust_config)
-        self.identity: Identity | None = None
-
-    def authenticate(self) -> None:
-        """Get the token and the certificate, which is valid for ten minutes at most.
-
-        Raises ConfigError where no CI gives a token, UnavailableError where a service does not answer.
-        """
         from sigstore.models import ClientTrustConfig  # noqa: PLC0415
         from sigstore.sign import SigningContext  # noqa: PLC0415
 
+        given = None if trust_config is None else _trust_config(trust_config)
         token = _token()
         try:
-            config = self._config or ClientTrustConfig.production()
+            config = given or ClientTrustConfig.production()
             with SigningContext.from_trust_config(config).signer(token) as signer:
                 self._signer: Any = signer
             self._root = config.trusted_root
         except Exception as error:
             raise _not_signed(error) from error
+        self.identity: Identity | None = None
 
     def sign(self, payload: bytes) -> bytes:
-        """Return the in-toto statement in a bundle that a reader will accept, once the log has it.
-
-        Call `authenticate` before. Raises UnavailableError.
-        """
+        """Return the in-toto statement in a bundle that a reader will accept, once the log has it."""
         from sigstore.dsse import Statement  # noqa: PLC0415
         from sigstore.verify import Verifier, policy  # noqa: PLC0415
 

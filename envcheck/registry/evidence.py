@@ -1,7 +1,5 @@
 """A report as the evidence beside its statement, and which image of a registry it is about."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import zlib
@@ -37,10 +35,7 @@ class PackedReport(LightRecord, frozen=True):
 
 
 def pack(report: RunReport) -> PackedReport:
-    """Return the evidence: without names, and compressed to the same bytes each time.
-
-    Raises RedactError as redact does, and UnprovableError for a report that `unpack` would refuse.
-    """
+    """Return the evidence: without names, and compressed to the same bytes each time."""
     from envcheck.reports.redact import redact  # noqa: PLC0415 (who only reads a report does without its patterns)
 
     published = redact(report)
@@ -69,10 +64,7 @@ def unpack(content: bytes) -> RunReport:
 
 
 class RemoteImage(LightRecord, frozen=True):
-    """One platform's manifest in a repository; `index_digest` is that of the index it was found in.
-
-    `arch` is the config's architecture in an image's words (amd64).
-    """
+    """One platform's manifest in a repository; `index_digest` is that of the index it was found in."""
 
     repository: str
     manifest: str

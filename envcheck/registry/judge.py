@@ -1,7 +1,5 @@
 """Which proof of an image holds, for which node: read, then judged by the policy, the node and today's limits."""
 
-from __future__ import annotations
-
 import datetime as dt
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -19,7 +17,7 @@ from envcheck.registry import statement as statements
 from envcheck.registry.documents import digest_of
 from envcheck.registry.envelope import open_envelope
 from envcheck.registry.evidence import unpack
-from envcheck.registry.policy import Policy, age_text
+from envcheck.registry.policy import Policy
 from envcheck.registry.statement import MalformedError, ProofFacts, ProofRefusal, Rejection, ReportReference, Statement
 from envcheck.reports.model import rejudge
 from envcheck.struct_types import LightRecord
@@ -30,10 +28,7 @@ _SHOWN: Final = 5
 
 
 class NodeFacts(LightRecord, frozen=True):
-    """What a node is, or is to be. `models` are the different ones; `driver` and `arch` None are not asked about.
-
-    A driver that could not be read is "", which no proof covers.
-    """
+    """What a node is, or is to be. `models` are the different ones; `driver` and `arch` None are not asked about."""
 
     models: tuple[str, ...] = ()
     gpus: int = 0
@@ -64,10 +59,7 @@ class ProofTerms(LightRecord, frozen=True):
 
 
 class JudgedProof(LightRecord, frozen=True):
-    """One proof and what became of it: it holds where `refused` is None.
-
-    `statement` is None where it could not be believed at all. `signer` is the id of its key, or its identity.
-    """
+    """One proof and what became of it: it holds where `refused` is None."""
 
     digest: str
     statement: Statement | None
@@ -175,7 +167,7 @@ def _too_little(statement: Statement, terms: ProofTerms) -> Rejection | None:
     if missing:
         return Rejection(ProofRefusal.CHECK_MISSING, f"not among the passed checks: {', '.join(missing)}")
     if terms.now - statement.ended > policy.max_age:
-        why = f"it ended at {statement.facts.ended}, and the policy allows {age_text(policy.max_age)}"
+        why = f"it ended at {statement.facts.ended}, and the policy allows {policy.max_age}"
         return Rejection(ProofRefusal.EXPIRED, why)
     return None
 
@@ -219,10 +211,7 @@ def _by_todays_limits(
 
 
 def concerns(facts: ProofFacts, node: NodeFacts, matrix: Matrix) -> bool:
-    """Tell whether a failed run says something about the node: on fewer or more of its GPUs, on its driver or older.
-
-    A run that failed before it could say which GPU or driver it was on concerns every one.
-    """
+    """Tell whether a failed run says something about the node: on fewer or more of its GPUs, on its driver or older."""
     covers = facts.covers
     if node.arch is not None and node.arch != covers.arch:
         return False

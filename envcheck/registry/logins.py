@@ -4,51 +4,44 @@ A secret goes to the registry that it is for, and to the place that this registr
 except on this machine. Sources: RFC 9110 §11.6.1, and the token specification of the distribution project.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlencode, urlsplit
+from urllib.request import parse_http_list, parse_keqv_list
 
 import msgspec
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.net.credentials import Login, Netrc, host_credentials
+from envcheck.mirrors.net.credentials import Login
 from envcheck.mirrors.net.network_errors import NetworkError, StatusError
 from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.net.urls import host_of, is_loopback, is_web_url, origin_of, redirect_target
-from envcheck.mirrors.profiles.model import Profile
 from envcheck.registry.references import DOCKER_HUB, DeniedError, ImageReference, RegistryUnavailableError
 from envcheck.struct_types import Secret, know_types
 
-_SCHEME: Final = re.compile(r"\s*,?\s*([A-Za-z][A-Za-z0-9-]*)(?:\s+|$|(?=\s*,))(?!=)")
-_PARAMETER: Final = re.compile(r"\s*,?\s*([A-Za-z0-9_-]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s,\"]*))")
+_CHALLENGE: Final = re.compile(r"(?:^|,)\s*(basic|bearer)\b\s*", re.IGNORECASE)
+_PARAMETER: Final = re.compile(r"[^=]+=.")
 _HUB_KEY: Final = "https://index.docker.io/v1/"
 _API: Final = re.compile(r"(/v[12])?/?$")
 # Seconds: a helper that waits for somebody at a screen would wait for ever.
 _HELPER_SECONDS: Final = 30.0
 _NOT_FOUND: Final = b"credentials not found in native keychain"
-# Seconds that a token lasts if the answer does not say, and the share of its time after which it is renewed.
-_LASTS: Final = 60.0
-_USED: Final = 0.9
 _MOST: Final = 1 << 18
 _REFUSALS: Final = {HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 
 
 class Account(Secret, frozen=True):
-    """A login for one registry: the header of a password, an identity token, or a token of the registry itself."""
+    """A login for one registry: the header of a password, or an identity token."""
 
     basic: str = ""
     identity: str = ""
-    token: str = ""
 
 
 class OriginLogin(Secret, frozen=True):
@@ -65,7 +58,6 @@ class OriginLogin(Secret, frozen=True):
 class _TokenAnswer(msgspec.Struct):
     token: str = ""
     access_token: str = ""
-    expires_in: float | None = None
 
 
 class _Entry(msgspec.Struct):
@@ -99,36 +91,14 @@ def login_files(environ: Mapping[str, str]) -> list[Path]:
     return files
 
 
-def find_account(reference: ImageReference, profile: Profile | None, environ: Mapping[str, str]) -> Account | None:
-    """Return the login of the profile for this host, else of `docker login` or `podman login`, or None.
-
-    Raise ConfigError for a file that cannot be read, UnavailableError for a credential helper that fails.
-    """
-    named = None if profile is None else _of_profile(reference, profile, environ)
+def find_account(reference: ImageReference, environ: Mapping[str, str]) -> Account | None:
+    """Return the login that `docker login` or `podman login` left for a repository's registry, or None."""
     accounts = (_of_file(reference, path) for path in login_files(environ))
-    return named or next((account for account in accounts if account is not None), None)
-
-
-def _of_profile(reference: ImageReference, profile: Profile, environ: Mapping[str, str]) -> Account | None:
-    logins: list[Login] = [*host_credentials(profile, environ)]
-    if profile.netrc:
-        logins.append(Netrc(Path(profile.netrc), [reference.url]))
-    try:
-        header = next((header for login in logins if (header := login.header(reference.url)) is not None), "")
-    except OSError as error:
-        message = f"the mirror profile {profile.name}: {error.strerror}"
-        raise ConfigError(message, fix=f"set the secret of {reference.registry}") from None
-    kind, _, secret = header.partition(" ")
-    if not secret:
-        return None
-    return Account(token=secret) if kind == "Bearer" else Account(header)
+    return next((account for account in accounts if account is not None), None)
 
 
 def _of_file(reference: ImageReference, path: Path) -> Account | None:
-    """Return the login in a file: of the registry's own helper, else of the store, else of the file itself.
-
-    No message repeats what may be a secret.
-    """
+    """Return the login in a file: of the registry's own helper, else of the store, else of the file itself."""
     try:
         logins = msgspec.json.decode(path.read_bytes() or b"{}", type=_LoginFile)
         entry = _entry(reference, logins.auths or {})
@@ -149,10 +119,7 @@ def _of_file(reference: ImageReference, path: Path) -> Account | None:
 
 
 def _entry(reference: ImageReference, auths: Mapping[str, _Entry | None]) -> _Entry:
-    """Return what stands for the longest part of the name: podman keeps some for a part of a registry.
-
-    Older clients wrote a scheme and the path of the API, as docker still does for its hub.
-    """
+    """Return what stands for the longest part of the name: podman keeps some for a part of a registry."""
     plain = {_API.sub("", key.partition("://")[2] or key).lower(): entry for key, entry in auths.items()}
     names = [reference.name.rsplit("/", count)[0] for count in range(reference.name.count("/") + 1)]
     names += ["index.docker.io"] if reference.registry == DOCKER_HUB else []
@@ -183,53 +150,38 @@ def _of_helper(name: str, registry: str, path: Path) -> Account | None:
     return Account(identity=login.secret) if is_token else _with_password(login.username, login.secret)
 
 
-def challenges(header: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the challenges in a header, each with its parameters; what cannot be read is left out."""
-    at = 0
-    while scheme := _SCHEME.match(header, at):
-        at, parameters = scheme.end(), dict[str, str]()
-        while parameter := _PARAMETER.match(header, at):
-            quoted, bare = parameter[2], parameter[3]
-            parameters[parameter[1].lower()] = bare if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
-            at = parameter.end()
-        yield scheme[1].lower(), parameters
+def challenges(header: str) -> dict[str, dict[str, str]]:
+    """Return the parameters of what a 401 asks for, `basic` or `bearer`; what cannot be read is left out."""
+    parts = _CHALLENGE.split(header)
+    listed = zip(parts[1::2], map(parse_http_list, parts[2::2]), strict=True)
+    return {kind.lower(): parse_keqv_list([one for one in texts if _PARAMETER.match(one)]) for kind, texts in listed}
 
 
 class Authorization:
     """The logins of requests to one registry. Safe in threads. `account` is called at the first 401."""
 
-    def __init__(
-        self,
-        client: Client,
-        reference: ImageReference,
-        account: Callable[[], Account | None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, client: Client, reference: ImageReference, account: Callable[[], Account | None]) -> None:
         self._client, self._url, self._registry = client, reference.url, reference.registry
-        self._find_account, self._clock = account, clock
+        self._find_account = account
         self.has_account = False
         self._lock = threading.Lock()
         self._basic: Login | None = None
-        self._tokens: dict[str, tuple[Login, float]] = {}
+        self._tokens: dict[str, Login] = {}
 
     def login(self, scope: str) -> Login | None:
-        """Return the login for this scope that an earlier 401 led to and that has not expired, or None."""
-        token, until = self._tokens.get(scope, (self._basic, 0.0))
-        return token if self._clock() < until else self._basic
+        """Return the login for this scope that an earlier 401 led to, or None."""
+        return self._tokens.get(scope, self._basic)
 
     def answer(self, headers: Mapping[str, str], scope: str, refused: Login | None) -> Login | None:
-        """Return a login other than the `refused` one for a 401 with these headers, or None if there is no other.
-
-        A token comes before a password, which then does not go with each request.
-        """
-        asked = dict(reversed(list(challenges(headers.get("WWW-Authenticate", "")))))
+        """Return a login other than the `refused` one for a 401 with these headers, or None if there is no other."""
+        asked = challenges(headers.get("WWW-Authenticate", ""))
         with self._lock:
             current = self.login(scope)
             if current is not None and current is not refused:
                 return current  # another thread has logged in meanwhile
             if "bearer" in asked:
-                self._tokens[scope] = self._token(asked["bearer"], scope, again=refused is not None)
-                return self._tokens[scope][0]
+                self._tokens[scope] = self._token(asked["bearer"], scope)
+                return self._tokens[scope]
             account = self._account() if "basic" in asked else None
             if account is None or not account.basic or refused is not None:
                 return None
@@ -242,12 +194,8 @@ class Authorization:
         self.has_account = account is not None
         return account
 
-    def _token(self, challenge: Mapping[str, str], scope: str, *, again: bool) -> tuple[Login, float]:
-        """Return a token, and until when it is used."""
+    def _token(self, challenge: Mapping[str, str], scope: str) -> Login:
         account = self._account() or Account()
-        if account.token and not again:
-            _need_tls(self._url)
-            return OriginLogin(self._url, f"Bearer {account.token}"), float("inf")
         realm = self._realm(challenge.get("realm", ""))
         if account.identity or account.basic:
             _need_tls(realm)
@@ -258,8 +206,7 @@ class Authorization:
         if not token or not token.isascii() or not token.isprintable() or " " in token:
             message = f"{host_of(realm)}, where {self._registry} has its tokens, issues none"
             raise RegistryUnavailableError(message, fix="try again later, or ask who runs the registry")
-        lasts = answer.expires_in if answer.expires_in is not None and answer.expires_in > 0 else _LASTS
-        return OriginLogin(self._url, f"Bearer {token}"), self._clock() + lasts * _USED
+        return OriginLogin(self._url, f"Bearer {token}")
 
     def _realm(self, realm: str) -> str:
         """Return where tokens are issued, if a request may go there from this registry."""

@@ -1,7 +1,5 @@
 """What a site asks of a proof: envcheck-policy.toml, or the default where there is no file."""
 
-from __future__ import annotations
-
 import datetime as dt
 import sys
 from pathlib import Path
@@ -53,16 +51,11 @@ class Policy(LightRecord, frozen=True):
 DEFAULT: Final = Policy()
 
 
-class _IdentityTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    identity: Annotated[str, msgspec.Meta(min_length=1)]
-    issuer: Annotated[str, msgspec.Meta(min_length=1)]
-
-
 class _ProofTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     level: Level = DEFAULT.level
     max_age: Annotated[str, msgspec.Meta(pattern=r"(?a)\A[1-9]\d{0,4}[dhm]\Z")] = "30d"
     keys: list[str] = []
-    identities: list[_IdentityTable] = []
+    identities: list[Identity] = []
     trusted_root: str | None = None
     required: list[Annotated[str, msgspec.Meta(pattern=r"\S")]] = []
     warnings: Literal["allow", "refuse"] = DEFAULT.warnings
@@ -143,8 +136,7 @@ def _identities(proof: _ProofTable, path: Path) -> Identities | None:
         )
     root = path.parent / proof.trusted_root
     try:
-        allowed = tuple(Identity(one.identity, one.issuer) for one in proof.identities)
-        identities = Identities(allowed, safe_files.read_whole(root, most=_MOST))
+        identities = Identities(tuple(proof.identities), safe_files.read_whole(root, most=_MOST))
         identities.check()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         why = f"cannot read {root}: {getattr(error, 'strerror', None) or 'not the name of a file'}"
@@ -152,10 +144,3 @@ def _identities(proof: _ProofTable, path: Path) -> Identities | None:
     except ConfigError as error:
         _refuse(path, "proof.trusted_root", error.message, error.fix)
     return identities
-
-
-def age_text(age: dt.timedelta) -> str:
-    """Return an age as a policy writes it: "30d"."""
-    minutes = int(age.total_seconds()) // 60
-    unit, size = next((unit, size) for unit, size in (("d", 1440), ("h", 60), ("m", 1)) if minutes % size == 0)
-    return f"{minutes // size}{unit}"

@@ -1,9 +1,7 @@
 """The signed word that an alias names an image: a tag alone is moved by whoever can write to the registry."""
 
-from __future__ import annotations
-
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -15,7 +13,6 @@ from envcheck.registry.attachments import PROMOTION_TYPE, attach, promotion_tags
 from envcheck.registry.envelope import open_envelope, sign
 from envcheck.registry.judge import (
     CLOCK_SKEW,
-    ImageProofs,
     JudgedProof,
     ListedProof,
     NodeFacts,
@@ -23,7 +20,6 @@ from envcheck.registry.judge import (
     judge_image,
 )
 from envcheck.registry.policy import NamedGpus, Policy
-from envcheck.registry.references import AbsentError, LyingError
 from envcheck.registry.repository import Repository
 from envcheck.registry.statement import Digest, MalformedError, ProofRefusal, Rejection, decode_json, instant, written
 from envcheck.signing import PrivateKey
@@ -64,51 +60,31 @@ class GateResult(LightRecord, frozen=True):
         return f"{self.gpus.gpu} x{self.gpus.gpus}" if self.gpus.gpus else "any node"
 
 
-class PromotionResult(LightRecord, frozen=True):
-    """The image, the aliases that name it now, and what they named before."""
-
-    reference: str
-    aliases: list[str]
-    notes: list[str]
-
-
-def judge_named(listed: Sequence[ListedProof], image: str, terms: ProofTerms) -> list[tuple[NamedGpus, ImageProofs]]:
-    """Judge an image for each of the GPUs that the policy wants a proof on, whatever their driver.
-
-    A policy that names none asks for one proof that holds; its GPUs are called "any". The terms' node is not used.
-    """
-    nodes: list[tuple[NamedGpus, NodeFacts | None]] = [
-        (named, NodeFacts(models=(named.gpu,), gpus=named.gpus)) for named in terms.policy.promoted_on
-    ]
-    return [
-        (named, judge_image(listed, image, structs.replace(terms, node=node)))
-        for named, node in nodes or [(NamedGpus("any", 0), None)]
-    ]
+def judge_gpus(gpus: NamedGpus, images: Mapping[str, Sequence[ListedProof]], terms: ProofTerms) -> GateResult:
+    """Judge the images for GPUs that the policy names, whatever their driver; one proof of one image suffices."""
+    node = NodeFacts(models=(gpus.gpu,), gpus=gpus.gpus) if gpus.gpus else None
+    terms = structs.replace(terms, node=node)
+    judged = [judge_image(listed, image, terms) for image, listed in images.items()]
+    proof = next((one.chosen for one in judged if one.chosen), None)
+    return GateResult(gpus, proof, None if proof else judged[0].refused)
 
 
 def gate(repository: Repository, tag_or_digest: str, terms: ProofTerms) -> list[GateResult]:
-    """Return, for each kind of GPUs that the policy names, the proof that holds or why none does."""
+    """Return, for each kind of GPUs that the policy names, or for any node, the proof that holds or why none does."""
     remotes = remote_images(repository, tag_or_digest)
     if len({image.arch for image in remotes}) != len(remotes):
         message = f"{repository.reference.name}@{tag_or_digest} has two images of one architecture"
         raise NotProvenError(message, fix="promote one image by its own digest")
-    images = [image.manifest for image in remotes]
-    judged = [judge_named(read_proofs(repository, image).proofs, image, terms) for image in images]
-    results = []
-    for of_images in zip(*judged, strict=True):
-        proof = next((proofs.chosen for _, proofs in of_images if proofs.chosen), None)
-        refused = None if proof else of_images[0][1].refused
-        results.append(GateResult(of_images[0][0], proof, refused))
-    return results
+    images = {image.manifest: read_proofs(repository, image.manifest) for image in remotes}
+    return [judge_gpus(gpus, images, terms) for gpus in terms.policy.promoted_on or (NamedGpus("any", 0),)]
 
 
 def promote(
     repository: Repository, tags: Sequence[str], gates: Sequence[GateResult], key: PrivateKey, terms: ProofTerms
-) -> PromotionResult:
-    """Sign the promotion of the image to each tag, and move the tag after it. Raises NotProvenError."""
+) -> list[str]:
+    """Sign the promotion of the image to each tag, move the tag after it, and return the aliases that were moved."""
     manifest = repository.manifest(repository.reference.wanted)
     proofs = sorted({one.proof.digest for one in gates if one.proof})
-    result = PromotionResult(str(repository.reference.pinned(manifest.digest)), [], [])
     for tag in tags:
         alias = alias_name(repository, tag)
         document = Promotion(alias=alias, digest=manifest.digest, at=written(terms.now), proofs=proofs)
@@ -118,23 +94,8 @@ def promote(
         if refused is not None:
             message = f"{alias} was not moved: {refused.detail}"
             raise NotProvenError(message, fix="check the clocks of the machines that promote, and promote again later")
-        before = named_now(repository, tag)
         repository.push_manifest(manifest.content, manifest.media_type, tag)
-        if repository.manifest(tag).digest != manifest.digest:
-            message = f"{alias} names another image right after it was moved"
-            raise NotProvenError(message, fix="somebody else moves it at the same time; promote again")
-        result.aliases.append(alias)
-        if before not in {None, manifest.digest}:
-            result.notes.append(f"{alias} named {before} before")
-    return result
-
-
-def named_now(repository: Repository, tag: str) -> str | None:
-    """Return the digest that a tag names now, None where it names nothing or what cannot be believed."""
-    try:
-        return repository.manifest(tag).digest
-    except (AbsentError, LyingError):  # who can write to the registry could stop every promotion with a broken alias
-        return None
+    return [alias_name(repository, tag) for tag in tags]
 
 
 def alias_name(repository: Repository, tag: str) -> str:

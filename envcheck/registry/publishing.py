@@ -1,7 +1,5 @@
 """The statement that a report makes about an image, or why it can make none. A failed report makes one, too."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import hashlib
@@ -48,10 +46,7 @@ def refuse_unpublishable(report: RunReport) -> None:
 
 
 def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | None = None) -> Statement:
-    """Return what the report says of the image. Raises UnprovableError where it cannot be published.
-
-    `levels` are the checks by level that a proof of a level must have run, those of this envcheck if not given.
-    """
+    """Return what the report says of the image. Raises UnprovableError where it cannot be published."""
     report = packed.report
     refuse_unpublishable(report)
     ran(report, [image])
@@ -60,7 +55,6 @@ def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | 
     failed = report.verdict.status != "pass" or bool(_ids(report, "fail", "error"))
     if not failed:
         _refuse_unproven(report, covers, missing, cell)
-    skipped = sorted((o.id, o.summary) for o in report.outcomes if o.status == "skip")
     facts = statements.ProofFacts(
         tool=report.tool,
         cell=cell,
@@ -70,7 +64,6 @@ def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | 
         exit_code=report.verdict.exit_code,
         started=_time(report.started),
         ended=_time(report.ended),
-        skipped=[statements.SkippedCheck(id=check, reason=reason) for check, reason in skipped],
         image=statements.ProvenImage(manifest=image.manifest, config=image.config),
         covers=covers,
         report=packed.reference,
@@ -100,27 +93,28 @@ def _refuse_unfinished(report: RunReport) -> None:
         raise UnprovableError(message, fix=_AGAIN)
     times = {rounds(outcomes[check.id]) for check in report.plan.checks}
     if len(times) > 1 or min(times, default=1) < report.plan.repeat:
-        message = f"the repeated run is unfinished: its checks were run {min(times)} to {max(times)} times"
+        message = f"the repeated run is unfinished: not every check was run {report.plan.repeat} times"
         raise UnprovableError(message, fix=_AGAIN)
 
 
 def _refuse_unproven(report: RunReport, covers: Covers, missing: Mapping[str, str], cell: str | None) -> None:
     """Refuse a pass that would not say what of: which hardware, which torch, which level."""
     lowest = sorted(check for check, level in missing.items() if level == LEVELS[0])
+    labelled, measured = Cell.parse(report.promises.get("cell", "")), _measured_cell(report)
     message = ""
-    if _has_other_torch(report):
+    # A build from source has neither release nor variant.
+    if labelled and measured and (labelled.torch, labelled.variant) != (measured.torch, measured.variant):
         message = f"the image's labels name {cell}, and it has torch {report.environment.get('torch')}"
     elif report.mode == "unknown":
         message = "no check ran torch, so the run proves nothing of the image"
     elif lowest:
-        names = f"{', '.join(lowest[:3])}{', ...' if len(lowest) > 3 else ''}"  # noqa: PLR2004 (as many as fit)
-        message = f"envcheck {report.tool} ran without checks of level {LEVELS[0]} ({names}), so it proves no level"
+        message = f"it ran without checks of level {LEVELS[0]} ({', '.join(lowest[:3])}), so it proves no level"
     elif cell is None:
         message = "neither the image's labels nor torch say which cell this is"
     elif report.mode == "gpu" and (covers.gpu is None or covers.driver is None or not covers.gpus):
         message = "the report does not say which GPU and driver it ran on"
-    elif report.mode == "gpu" and (measured := _fewest_gpus(report)) < covers.gpus:
-        message = f"the report names {covers.gpus} GPUs, and a check of all GPUs measured on {measured} of them"
+    elif report.mode == "gpu" and (fewest := _fewest_gpus(report)) < covers.gpus:
+        message = f"the report names {covers.gpus} GPUs, and a check of all GPUs measured on {fewest} of them"
     if message:
         raise UnprovableError(message, fix="run `envcheck run --image REF --level standard` without --only and --skip")
 
@@ -155,14 +149,6 @@ def _measured_cell(report: RunReport) -> Cell | None:
     return Cell.parse(f"torch{torch}-{variant}-py{python}")
 
 
-def _has_other_torch(report: RunReport) -> bool:
-    """Tell whether the labels name a cell of another release or variant; a build from source has neither."""
-    labelled, measured = Cell.parse(report.promises.get("cell", "")), _measured_cell(report)
-    if labelled is None or measured is None:
-        return False
-    return (labelled.torch, labelled.variant) != (measured.torch, measured.variant)
-
-
 def _covers(report: RunReport) -> Covers:
     devices = [device for device in report.environment.get("devices") or [] if isinstance(device, dict)]
     gpus = report.snapshot.gpus
@@ -181,7 +167,6 @@ def _covers(report: RunReport) -> Covers:
         gpu=next(iter(names), None),
         cc=capability if on_gpu and _CAPABILITY.fullmatch(capability) else None,
         gpus=len(devices) if on_gpu else 0,
-        transport=_transport(report, len(devices)),
         driver=driver if on_gpu and _DRIVER.fullmatch(driver) else None,
         arch=report.host.arch,
         mig=on_gpu and mig,
@@ -196,21 +181,11 @@ def _fewest_gpus(report: RunReport) -> int:
     return min(filter(None, counts), default=0)
 
 
-def _transport(report: RunReport, gpus: int) -> str:
-    """Return what is between the GPUs; "none" for one GPU, "host" on a CPU."""
-    if report.mode == "cpu":
-        return "host"
-    if gpus < 2:  # noqa: PLR2004 (a transport is between two)
-        return "none"
-    links = [gpu.signal("nvlinks_active").value for gpu in report.snapshot.gpus]
-    return "nvlink" if links and all(links) else "pcie"
-
-
-def _configuration(report: RunReport) -> list[statements.ConfigurationItem]:
+def _configuration(report: RunReport) -> list[statements.Subject]:
     items = [("limits", hashlib.sha256(limits.FILE.read_bytes()).hexdigest())]
     if _HEX.fullmatch(lock := report.promises.get("lock", "")):
         items.append(("lock", lock))
-    return [statements.ConfigurationItem(name=name, digest=Sha256(sha256=digest)) for name, digest in items]
+    return [statements.Subject(name=name, digest=Sha256(sha256=digest)) for name, digest in items]
 
 
 def _ids(report: RunReport, *statuses: str) -> list[str]:
@@ -227,14 +202,14 @@ def _time(text: str) -> str:
 
 
 class Publication(LightRecord, frozen=True):
-    """One report beside its image. `proof` and `report` are the digests of the artifacts; None of a dry run."""
+    """One report beside its image. `proof` and `report` are the digests of the artifacts."""
 
     image: str
     statement: Statement
-    report: str | None
-    proof: str | None
-    signer: str | None
-    notes: tuple[str, ...]
+    report: str
+    proof: str
+    signer: str
+    note: str
 
 
 class PreparedProof(LightRecord, frozen=True):
@@ -246,10 +221,7 @@ class PreparedProof(LightRecord, frozen=True):
 
 
 def prepare(repository: Repository, tag_or_digest: str, reports: Sequence[RunReport]) -> list[PreparedProof]:
-    """Return what each report says of the image that it ran. Nothing is written.
-
-    Raises UnprovableError for a report that is unfinished, of another image or of a Python.
-    """
+    """Return what each report says of the image that it ran. Nothing is written."""
     for report in reports:
         refuse_unpublishable(report)
     archs = sorted({image_arch(report) for report in reports})
@@ -275,5 +247,5 @@ def publish(repository: Repository, one: PreparedProof, by: PrivateKey | Keyless
         report=report.descriptor.digest,
         proof=proof.descriptor.digest,
         signer=by.public.id if isinstance(by, PrivateKey) else str(by.identity),
-        notes=tuple(dict.fromkeys((*report.notes, *proof.notes))),
+        note=proof.note,
     )

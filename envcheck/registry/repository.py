@@ -4,9 +4,6 @@ Requests are logged in, and tried again where that may help: 429 and 503 as long
 connections that break. All waits together have a limit. A registry that is silent is asked once.
 """
 
-from __future__ import annotations
-
-import contextlib
 import os
 import re
 import threading
@@ -52,20 +49,19 @@ from envcheck.struct_types import LightRecord, know_types
 # Seconds before each further try where the registry does not say, and the most that all tries may wait together.
 _PAUSES: Final = (0.5, 1.0, 2.0)
 _LONGEST: Final = 60.0
-# Requests at once: as many connections as the client keeps.
-_CONNECTIONS: Final = 8
 _ERRORS: Final = 1 << 16
 # What OpenSSL says where the other side answers without TLS.
 _SPOKE_HTTP: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 _CODE: Final = re.compile(r"[A-Z][A-Z0-9_]{2,60}")
 _OCTETS: Final = "application/octet-stream"
 # Uploads of one blob that are begun: one may be lost when a connection breaks, or to another upload of the same blob.
-_TRIES: Final = 3
+_TRIES: Final = 4
 _ACCEPT: Final = {"Accept": ", ".join((*MANIFESTS, *INDEXES))}
 _BLOCK: Final = 1 << 16
 # Pages of a list: more than that nobody made. A registry that lists without an end would fill the memory.
 _PAGES: Final = 1000
 _MOST_TAGS: Final = 500_000
+_NEXT: Final = re.compile(r'<([^<>]*)>\s*;\s*rel\s*=\s*"?next\b', re.IGNORECASE)
 _LENGTH: Final = re.compile(r"[0-9]{1,15}")
 
 
@@ -124,8 +120,6 @@ class Repository:
         self._client, self._authorization, self._sleep = client, authorization, sleep
         self.reference = reference
         self._path = f"/v2/{reference.repository}"
-        # More than these would be connections that are opened for one request each.
-        self._places = threading.BoundedSemaphore(_CONNECTIONS)
         self._counting = threading.Lock()
         self.sent = 0
         # The registry answered that it has no such path; it is asked once.
@@ -136,8 +130,7 @@ class Repository:
         waited = 0.0
         for pause in (*_PAUSES, None):
             try:
-                with self._places:
-                    return self._once(request)
+                return self._once(request)
             except NetworkError as error:
                 after = pause if error.after is None else error.after
                 broke = isinstance(error, BrokenError) and not isinstance(error, SlowError) and not error.fix
@@ -198,9 +191,7 @@ class Repository:
         if failed.retry:
             return failed
         message = f"{registry} does not accept {request.label} ({' '.join([str(status), *codes[:3]])})"
-        expects_tls = status == HTTPStatus.BAD_REQUEST and self.reference.plain and not codes
-        fix = f"if it speaks TLS, write https://{registry}/..." if expects_tls else "ask who runs the registry"
-        return RefusedError(message, fix=fix, codes=codes)
+        return RefusedError(message, fix="ask who runs the registry, or write https:// before it", codes=codes)
 
     def _need_registry(self) -> None:
         """Raise RegistryUnavailableError if no registry answers at this host (distribution-spec, end-1)."""
@@ -219,10 +210,7 @@ class Repository:
         return RegistryUnavailableError(f"the registry {self.reference.registry} is unavailable: {error}", fix=fix)
 
     def manifest(self, reference: str | Descriptor) -> StoredManifest:
-        """Return the manifest of a tag, a digest or a descriptor. Its digest is what to use from then on.
-
-        Raise AbsentError, or LyingError if its bytes are not what the digest, size and type name.
-        """
+        """Return the manifest of a tag, a digest or a descriptor. Its digest is what to use from then on."""
         name = reference if isinstance(reference, str) else reference.digest
         where = f"{self.reference.name}{'@' if is_digest(name) else ':'}{name}"
         reply = self.ask(RegistryRequest("GET", f"{self._path}/manifests/{name}", where, _ACCEPT))
@@ -234,7 +222,6 @@ class Repository:
         if is_digest(name) and digest != name:
             message = f"{where}: the registry sends the bytes of {digest}"
             raise LyingError(message, fix=TAMPERED)
-        _compare_digest(reply.headers, digest, where)
         manifest = read_manifest(reply.body, kind, where)
         named = reference if isinstance(reference, Descriptor) else manifest.descriptor
         if (named.size, named.media_type) != (len(manifest.content), manifest.media_type):
@@ -261,19 +248,16 @@ class Repository:
     def push_blob(self, content: bytes, *, ask_first: bool = True) -> Descriptor:
         """Have the repository hold these bytes, and return what names them; nothing is sent if it has them."""
         blob = described(content, _OCTETS)
-        if ask_first and self._has_blob(blob):
-            return blob
-        for number in range(1, _TRIES + 1):
+        for number in range(_TRIES):
+            if (ask_first or number) and self._has_blob(blob):  # another upload of it may have been faster
+                break
             try:
                 self._upload(blob, content)
-            except (AbsentError, RefusedError, RegistryUnavailableError):  # noqa: PERF203 (three times at most)
-                if self._has_blob(blob):  # another upload of it was faster, or only the answer was lost
-                    return blob
-                if number == _TRIES:
+                break
+            except (AbsentError, RefusedError, RegistryUnavailableError):
+                if number == _TRIES - 1:
                     raise
-            else:
-                return blob
-        raise AssertionError
+        return blob
 
     def _has_blob(self, blob: Descriptor) -> bool:
         request = RegistryRequest("HEAD", f"{self._path}/blobs/{blob.digest}", blob.digest, accepted=(200, 404))
@@ -290,21 +274,15 @@ class Repository:
         url = f"{upload}{'&' if urlsplit(upload).query else '?'}digest={quote(blob.digest)}"
         label = f"the blob {blob.digest} of {blob.size} bytes"
         kind = {"Content-Type": _OCTETS}
-        reply = self.ask(RegistryRequest("PUT", url, label, kind, content, (201,), push=True, retry=False))
-        _compare_digest(reply.headers, blob.digest, label)
+        self.ask(RegistryRequest("PUT", url, label, kind, content, (201,), push=True, retry=False))
 
     def push_manifest(self, content: bytes, media_type: str, tag: str | None = None) -> RegistryReply:
-        """Store a manifest under its digest, or under a tag, and return the answer. Its blobs must be there.
-
-        Raise RefusedError, with the code MANIFEST_BLOB_UNKNOWN if they are not.
-        """
+        """Store a manifest under its digest, or under a tag, and return the answer. Its blobs must be there."""
         digest = digest_of(content)
         path = f"{self._path}/manifests/{tag or digest}"
         label = f"{self.reference.name}{f':{tag}' if tag else ''}@{digest[:19]}"
-        request = RegistryRequest("PUT", path, label, {"Content-Type": media_type}, content, accepted=(201,), push=True)
-        reply = self.ask(request)
-        _compare_digest(reply.headers, digest, label)
-        return reply
+        kind = {"Content-Type": media_type}
+        return self.ask(RegistryRequest("PUT", path, label, kind, content, accepted=(201,), push=True))
 
     def tags(self) -> list[str]:
         """Return all tags, of all pages; none of a repository that is not there. What is no tag is left out."""
@@ -327,7 +305,6 @@ class Repository:
 
     def pages(self, path: str, label: str, accepted: tuple[int, ...]) -> Iterator[RegistryReply]:
         """Yield the pages of a list. Raise RegistryUnavailableError if they have no end or lead to another host."""
-        visited = {path}
         for _ in range(_PAGES):
             reply = self.ask(RegistryRequest("GET", path, label, accepted=accepted))
             yield reply
@@ -335,9 +312,8 @@ class Repository:
             if target is None:
                 return
             path = urljoin(reply.url, target)
-            if path in visited or origin_of(path) != origin_of(self.reference.url):
+            if origin_of(path) != origin_of(self.reference.url):
                 break
-            visited.add(path)
         message = f"{self.reference.registry} names pages of {label} that have no end or are on another host"
         raise RegistryUnavailableError(message, fix="ask who runs the registry")
 
@@ -361,20 +337,8 @@ def codes_in(body: bytes) -> tuple[str, ...]:
 
 def next_page(link: str) -> str | None:
     """Return the target of the next page in a Link header, or None at the last one."""
-    for part in link.split(","):
-        target, _, parameters = part.partition(";")
-        with contextlib.suppress(ValueError):
-            name, _, value = parameters.strip().partition("=")
-            if name.strip().lower() == "rel" and value.strip().strip('"').lower() == "next":
-                return target.strip().strip("<>")
-    return None
-
-
-def _compare_digest(headers: Mapping[str, str], digest: str, where: str) -> None:
-    stated = headers.get("Docker-Content-Digest", "")
-    if stated.startswith("sha256:") and stated != digest:
-        message = f"{where}: the registry names {stated[:80]} for the bytes of {digest}"
-        raise LyingError(message, fix=TAMPERED)
+    found = _NEXT.search(link)
+    return found[1] if found else None
 
 
 def open_repository(
@@ -385,16 +349,13 @@ def open_repository(
     environ: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Repository:
-    """Return the repository of a reference; nothing is sent yet. `options` are those of Repository.
-
-    The client has the CA of the profile, and with a closed one asks its registries only.
-    """
+    """Return the repository of a reference; nothing is sent yet. `options` are those of Repository."""
     environ = os.environ if environ is None else environ
     if client is None and profile is not None:
         within = registry_hosts(profile) if profile.closed else None
         client = Client(ca=Path(profile.ca) if profile.ca else None, within=within)
     client = client or Client()
-    authorization = Authorization(client, reference, lambda: find_account(reference, profile, environ))
+    authorization = Authorization(client, reference, lambda: find_account(reference, environ))
     return Repository(client, reference, authorization, **options)
 
 

@@ -1,7 +1,5 @@
 """`envcheck key new`: two files, an id, and a password that only the user knows."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

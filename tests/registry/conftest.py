@@ -1,7 +1,5 @@
 """Registries: both real ones, started once for a worker; and keys that are made anew for each run."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import time

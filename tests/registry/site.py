@@ -3,8 +3,6 @@
 The reports are recorded: no GPU took part. They are runs on a CPU, which the policies here take.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import itertools
 import json
@@ -22,7 +20,6 @@ from envcheck.registry.documents import StoredManifest
 from envcheck.registry.evidence import RemoteImage
 from envcheck.registry.judge import ProofTerms
 from envcheck.registry.publishing import PreparedProof, publish
-from envcheck.registry.repository import RegistryRequest, Repository, open_repository
 from envcheck.registry.statement import ProvenImage, Sha256, Statement, Subject, written
 from envcheck.reports import model
 from envcheck.runner.schema import TargetFacts
@@ -126,15 +123,6 @@ class Site:
         """Promote the image."""
         options = ("--policy", more.get("policy", self.policy), "--key", self.folder / key)
         return self.run("promote", f"{self.name}@{image.digest}", *words, *options)
-
-    def at(self, image: StoredManifest) -> Repository:
-        """Return the repository as it is opened for this image."""
-        return open_repository(self.repository.reference.pinned(image.digest))
-
-    def delete(self, path: str) -> None:
-        """Delete what has this path."""
-        registry_request = RegistryRequest("DELETE", path, "a proof", accepted=(202,), push=True)
-        assert self.repository.ask(registry_request).status == 202
 
     def later(self, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
         """Have the commands take the time for so many seconds later."""

@@ -3,8 +3,6 @@
 The reports are recorded: no GPU took part. The runs on a CPU are as the policy of most tests allows.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path
@@ -31,13 +29,6 @@ def test_what_is_published_holds_and_is_pulled_by_its_digest(site: Site) -> None
     [row] = json.loads(output)["proofs"]
     assert (status, row["holds"], row["reason"]) == (0, True, None)
     assert site.chosen() == site.chosen(f"{site.name}@{image.digest}") == image.digest
-
-
-def test_a_dry_run_writes_nothing(site: Site) -> None:
-    image = site.image("one", "one")
-    status, output = site.publish(image, "--dry-run")
-    assert (status, output.split()[:2]) == (0, ["would", "publish"])
-    assert site.repository.tags() == ["one"]
 
 
 def test_a_proof_is_read_back_and_held_to_a_policy(site: Site) -> None:
@@ -70,13 +61,6 @@ def test_what_pull_would_refuse_is_published_and_exits_1(
     assert output.splitlines()[-2] == "  read back: refused for the node that ran"
     assert output.splitlines()[-1].startswith(f"    {reason}: ")
     assert reason in site.reasons(f"{site.name}@{image.digest}", policy=policy)
-
-
-def test_without_a_policy_no_key_is_known(site: Site) -> None:
-    image = site.image("one", "one")
-    site.publish(image)
-    status, output = site.run("pull", "--from", site.name, "--dry-run", "--json")
-    assert (status, [row["reason"] for row in json.loads(output)["refused"]]) == (1, ["wrong-key"])
 
 
 def test_a_report_of_another_image_publishes_nothing(site: Site) -> None:
@@ -131,14 +115,6 @@ def test_evidence_that_does_not_hold_leads_to_the_next_image(on_disk: Site, dock
     assert [(row["digest"], row["reason"]) for row in document["refused"]] == [(new.digest, "dangling")]
 
 
-def test_a_name_of_a_tag_is_not_believed(site: Site) -> None:
-    old = site.image("old", "2.13.0-cpu-py311-runtime")
-    new = site.image("new", "2.12.0-cpu-py311-runtime")
-    site.publish(old, cell="torch2.8.0-cpu-py311")
-    site.publish(new, cell="torch2.12.0-cpu-py311")
-    assert site.chosen() == new.digest
-
-
 def test_an_alias_is_what_was_promoted_last(site: Site) -> None:
     first, second = site.image("first", "a"), site.image("second", "b")
     for image in (first, second):
@@ -160,9 +136,8 @@ def test_an_alias_does_not_go_back(site: Site, monkeypatch: pytest.MonkeyPatch) 
     assert site.promote(first, "--to", "stable")[0] == 0
     site.later(monkeypatch, 2)
     status, output = site.promote(second, "--to", "stable", "--dry-run")
-    assert (status, f"which names {first.digest} now" in output) == (0, True)
-    status, output = site.promote(second, "--to", "stable")
-    assert (status, output.splitlines()[-1]) == (0, f"note: {site.name}:stable named {first.digest} before")
+    assert (status, "promoted" in output, output.startswith("met ")) == (0, False, True)
+    assert site.promote(second, "--to", "stable")[0] == 0
     assert site.chosen(f"{site.name}:stable") == second.digest
     _tag(site.repository, "stable", first)
     assert site.reasons(f"{site.name}:stable") == {"alias-not-promoted"}
@@ -235,16 +210,6 @@ def test_oras_takes_the_proofs_along_and_the_image_is_promoted_where_it_arrives(
     assert (status, "failed-since" in output, "next" in there.repository.tags()) == (1, True, False), output
 
 
-def test_only_a_digest_and_a_key_of_the_policy_promote(site: Site) -> None:
-    image = site.image("one", "one")
-    site.publish(image)
-    options = ("--policy", site.policy, "--key", site.folder / "release")
-    assert site.run("promote", f"{site.name}:one", "--to", "stable", *options)[0] == 2
-    assert site.promote(image, "--to", f"sha256-{'0' * 64}")[0] == 2
-    assert site.promote(image, "--to", "stable", key="other")[0] == 2
-    assert "stable" not in site.repository.tags()
-
-
 @pytest.mark.parametrize("artifact", ["proof", "report"])
 def test_a_flipped_byte_on_the_registrys_disk_is_tampering(on_disk: Site, docker_files: Path, artifact: str) -> None:
     image = on_disk.image("one", "one")
@@ -257,24 +222,6 @@ def test_a_flipped_byte_on_the_registrys_disk_is_tampering(on_disk: Site, docker
     content[100] ^= 1
     file.write_bytes(content)
     assert on_disk.reasons() == {"tampered"}
-
-
-def test_a_proof_that_is_gone_is_dangling_and_none_of_it_counts(on_disk: Site) -> None:
-    image = on_disk.image("one", "one")
-    _, output = on_disk.publish(image, "--json")
-    [row] = json.loads(output)["published"]
-    path = f"/v2/{on_disk.repository.reference.repository}/manifests/{row['proof']}"
-    on_disk.delete(path)
-    assert on_disk.reasons() == {"dangling"}
-
-
-def test_a_key_is_asked_for_and_not_both(site: Site) -> None:
-    image = site.image("one", "one")
-    report = site.report(image)
-    words = ("publish", f"{site.name}:one", "--report", report)
-    assert site.run(*words)[0] == 2
-    assert site.run(*words, "--key", site.folder / "release", "--keyless")[0] == 2
-    assert site.run(*words, "--key", site.folder / "release.pub")[0] == 2
 
 
 def _tag(repository: Repository, tag: str, image: StoredManifest) -> None:

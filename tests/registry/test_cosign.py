@@ -1,17 +1,15 @@
 """Stock cosign verifies envcheck's proofs: they need no envcheck to be checked, and no service of Sigstore's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from envcheck.registry import envelope, statement
+from envcheck.registry import envelope
 from envcheck.registry import statement as statements
-from envcheck.registry.attachments import attach, referrers
+from envcheck.registry.attachments import attach
 from envcheck.registry.statement import Sha256, Subject
-from envcheck.signing import PrivateKey, load_public
+from envcheck.signing import PrivateKey
 from tests import proofs, registries
 from tests.registries import cosign
 from tests.registry.oci.fakes import opened, push_image
@@ -50,23 +48,3 @@ def test_cosign_verifies_a_proof_by_its_key_alone(
     code, message = verified(name, other_key, tmp_path)
     assert code != 0
     assert "signature" in message
-
-
-def test_a_bundle_of_cosigns_is_opened_by_its_key(address: str, tmp_path: Path) -> None:
-    """Cosign writes the same form. Its statement has an older type, so it is no proof of envcheck's."""
-    repository = opened(address, "team/theirs")
-    image = push_image(repository).descriptor.digest
-    (tmp_path / "predicate").write_text('{"result":"PASSED"}')
-    assert cosign(tmp_path, "generate-key-pair")[0] == 0
-    words = ["--key", "cosign.key", "--predicate", "predicate", "--type", statements.PREDICATE_TYPE, "--yes"]
-    words += ["--use-signing-config=false", "--tlog-upload=false", "--allow-http-registry"]
-    code, message = cosign(tmp_path, "attest", *words, f"{address}/team/theirs@{image}")
-    assert code == 0, message
-    (actual,) = referrers(repository, image).artifacts
-    content = repository.blob(actual.manifest.layers[0], statement.MOST_JSON)
-    key = load_public(tmp_path / "cosign.pub")
-    result = envelope.open_envelope(content, statements.PAYLOAD_TYPE, [key])
-    assert isinstance(result, envelope.EnvelopeContents)
-    assert result.signer == key.id
-    with pytest.raises(statement.MalformedError, match=r"Statement/v0\.1"):
-        statements.decode(result.payload)

@@ -3,8 +3,6 @@
 The instance is made here (tests/sigstore_instance.py): the public one cannot be reached from the tests.
 """
 
-from __future__ import annotations
-
 import base64
 import datetime as dt
 import json
@@ -129,25 +127,6 @@ def test_stock_cosign_verifies_what_a_job_published(ci: KeylessSite, service: Se
     assert "no matching CertificateIdentity" in message
 
 
-def test_a_failed_run_of_the_job_takes_back_the_pass(ci: KeylessSite, service: Server) -> None:
-    image = ci.image("keyless-failed")
-    assert publish(ci, image)[0] == 0
-    assert publish(ci, image, failed=True, ago=60)[0] == 0
-    assert "failed-since" in ci.reasons(f"{ci.name}@{image.digest}", policy=ci.allowed)
-    assert len(service.requests) == 6
-
-
-def test_a_promotion_takes_a_proof_of_an_identity(ci: KeylessSite, service: Server) -> None:
-    image = ci.image("keyless-promoted")
-    assert publish(ci, image)[0] == 0
-    proof = f'identities = [{{identity = "{IDENTITY}", issuer = "{ISSUER}"}}]\ntrusted_root = "root.json"'
-    policy = ci.write_policy(proof)
-    status, output = ci.promote(image, "--to", "stable", policy=policy)
-    assert status == 0, output
-    assert ci.chosen(f"{ci.name}:stable", policy=policy) == image.digest
-    assert service.requests
-
-
 def test_a_service_that_does_not_sign_is_one_line_and_nothing_is_published(ci: KeylessSite, service: Server) -> None:
     image = ci.image("keyless-refused")
     ci.instance.answer, kept = SigstoreInstance().answer, ci.instance.answer  # type: ignore[method-assign]
@@ -233,13 +212,6 @@ def test_a_bundle_holds_only_if_certificate_log_and_payload_agree(
     else:
         assert isinstance(opened, Rejection)
         assert (opened.reason.value, "\n" in opened.detail, len(opened.detail) < 300) == (word, False, True)
-
-
-def test_a_forgery_in_a_registry_is_listed_and_not_pulled(ci: KeylessSite) -> None:
-    image = ci.image("keyless-forged")
-    for forgery in (another_payload, too_late):
-        ci.put(image, forgery(ci.instance, ci.payload(image)))
-    assert ci.reasons(f"{ci.name}@{image.digest}", policy=ci.allowed) == {"tampered", "wrong-key"}
 
 
 def test_another_identity_or_issuer_does_not_count(ci: KeylessSite) -> None:

@@ -1,7 +1,5 @@
 """A registry as a site has it: over TLS by the site's CA, and for those who log in. It is a real one."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable, Iterator

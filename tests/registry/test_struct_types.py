@@ -1,7 +1,5 @@
 """Structs of the registry: known to msgspec before two threads can crash on them, and without secrets in a repr."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -39,7 +37,7 @@ def test_no_struct_of_the_registry_is_learned_when_it_is_first_decoded() -> None
 def test_a_login_shows_no_secret_in_its_repr() -> None:
     secret = "hunter2"  # noqa: S105 (it is none)
     logins = (
-        Account(basic=secret, identity=secret, token=secret),
+        Account(basic=secret, identity=secret),
         OriginLogin("https://registry.example", secret),
         HostCredential("registry.example", frozenset(), secret),
         _SentRequest("POST", {}, f"refresh_token={secret}".encode(), None),

@@ -1,7 +1,5 @@
 """`envcheck key new`: a signing key and its public key."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the commands of this room share: the repository, the policy, the key, the node in question, and their output."""
 
-from __future__ import annotations
-
 import datetime as dt
 import platform
 import re
@@ -28,6 +26,7 @@ from envcheck.registry.judge import JudgedProof, NodeFacts, ProofTerms, node_of
 from envcheck.registry.policy import DEFAULT, Policy, read
 from envcheck.registry.references import ImageReference
 from envcheck.registry.repository import Repository, open_repository
+from envcheck.registry.statement import Rejection
 from envcheck.signing import PrivateKey
 
 # A branch alone is older than each of its drivers, and covers nothing.
@@ -38,9 +37,8 @@ Driver = Annotated[
 ]
 Mirror = Annotated[str, Option("Mirror profile to reach the registry with.", metavar="PROFILE")]
 PolicyFile = Annotated[Path | None, Option("The policy file; its keys are the ones that count.")]
-# What people read where nothing holds because no policy names a key, and where a driver is not known.
+# What people read where nothing holds because no policy names a key.
 NO_POLICY: Final = "no --policy was given, so no key is known; pass a file that names the public keys that count"
-NO_DRIVER: Final = "note: without --driver, the driver of that node is not compared"
 
 
 def described_node(gpu: str | None, gpus: int | None, driver: str | None, matrix: Matrix) -> NodeFacts:
@@ -110,6 +108,11 @@ def say(line: str) -> None:
 def say_json(document: Any) -> None:
     """Print a document."""
     click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+
+
+def why(refused: Rejection | None) -> dict[str, str | None]:
+    """Return a refusal as the rows of `--json` have it."""
+    return {"reason": refused.reason.value if refused else None, "detail": refused.detail if refused else ""}
 
 
 def short(name: str) -> str:

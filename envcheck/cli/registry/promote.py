@@ -1,7 +1,5 @@
 """`envcheck promote`: move an alias to a proven image."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ from envcheck.errors import ConfigError
 from envcheck.matrix.file.load import load
 from envcheck.registry import promotions
 from envcheck.registry.attachments import is_own_or_fallback
-from envcheck.registry.promotions import GateResult, PromotionResult
+from envcheck.registry.promotions import GateResult
 from envcheck.registry.references import ImageReference, is_tag, parse_reference
 
 
@@ -55,16 +53,13 @@ def command(options: PromoteOptions, settings: Settings) -> None:
         access.refuse_unknown_gpu(named.gpu, f"{options.policy}: promote.gpus", terms.matrix)
     repository = access.repository(source, options.mirror)
     gates = promotions.gate(repository, source.wanted, terms)
-    met, done = all(gate.refused is None for gate in gates), None
-    if met and not options.plan_only:
-        done = promotions.promote(repository, options.tags, gates, key, terms)
+    met = all(gate.refused is None for gate in gates)
+    moves = met and not options.plan_only
+    moved = promotions.promote(repository, options.tags, gates, key, terms) if moves else []
     if options.as_json:
-        access.say_json(_document(source, gates, done))
+        access.say_json(_document(source, gates, moved))
     else:
-        _show(gates, done)
-        for tag in options.tags if met and done is None else ():
-            before = promotions.named_now(repository, tag) or "nothing"
-            access.say(f"would promote {source.name}:{tag}, which names {before} now, to {source}")
+        _show(source, gates, moved)
     sys.exit(0 if met else 1)
 
 
@@ -78,33 +73,19 @@ def _check(tags: tuple[str, ...], source: ImageReference) -> None:
             raise ConfigError(message, fix="use letters, digits, _, . and -, as in stable or 2.8")
 
 
-def _show(gates: list[GateResult], done: PromotionResult | None) -> None:
+def _show(source: ImageReference, gates: list[GateResult], moved: list[str]) -> None:
     for gate in gates:
         if gate.proof is not None:
             access.say(f"met      {gate.name}: {access.ran_on(gate.proof)}")
         elif gate.refused is not None:
             access.say(f"not met  {gate.name}: {gate.refused.reason.value}: {gate.refused.detail}")
-    for alias in done.aliases if done else ():
-        access.say(f"promoted {alias} to {done.reference if done else ''}")
-    for note in done.notes if done else ():
-        access.say(f"note: {note}")
+    for alias in moved:
+        access.say(f"promoted {alias} to {source}")
 
 
-def _document(source: ImageReference, gates: list[GateResult], done: PromotionResult | None) -> dict[str, object]:
+def _document(source: ImageReference, gates: list[GateResult], moved: list[str]) -> dict[str, object]:
     rows = [
-        {
-            "gpus": gate.name,
-            "proof": gate.proof.digest if gate.proof else None,
-            "reason": gate.refused.reason.value if gate.refused else None,
-            "detail": gate.refused.detail if gate.refused else "",
-        }
+        {"gpus": gate.name, "proof": gate.proof.digest if gate.proof else None, **access.why(gate.refused)}
         for gate in gates
     ]
-    return {
-        "schema": "envcheck/promote/1",
-        "image": str(source),
-        "gates": rows,
-        "promoted": done.reference if done else None,
-        "aliases": done.aliases if done else [],
-        "notes": done.notes if done else [],
-    }
+    return {"schema": "envcheck/promote/1", "image": str(source), "gates": rows, "aliases": moved}

@@ -1,7 +1,5 @@
 """`envcheck proof`: every proof of an image, and whether it holds here."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from typing import Annotated
@@ -49,20 +47,17 @@ def command(options: ProofOptions, settings: Settings) -> None:
         message = f"{reference} has no image for {access.architecture()}"
         raise AbsentError(message, fix="name an image for this platform")
     image = images[0].manifest
-    attached = read_proofs(repository, image)
-    proofs = judge_image(attached.proofs, image, terms)
+    proofs = judge_image(read_proofs(repository, image), image, terms)
     if options.as_json:
-        access.say_json(_document(str(reference.pinned(image)), proofs, attached.notes))
+        access.say_json(_document(str(reference.pinned(image)), proofs))
     else:
-        _show(str(reference.pinned(image)), proofs, attached.notes)
-        if options.gpu is not None and options.driver is None:
-            access.say(access.NO_DRIVER)
+        _show(str(reference.pinned(image)), proofs)
         if proofs.judged and options.policy is None:
             access.say(access.NO_POLICY)
     sys.exit(0 if proofs.chosen is not None else 1)
 
 
-def _show(image: str, proofs: ImageProofs, notes: list[str]) -> None:
+def _show(image: str, proofs: ImageProofs) -> None:
     access.say(image)
     for proof in proofs.judged:
         word = "refused" if proof.refused else "holds"
@@ -71,21 +66,18 @@ def _show(image: str, proofs: ImageProofs, notes: list[str]) -> None:
             access.say(f"    {proof.refused.reason.value}: {proof.refused.detail}")
     if not proofs.judged and proofs.refused is not None:
         access.say(f"{proofs.refused.reason.value}: {proofs.refused.detail}")
-    for note in notes:
-        access.say(f"note: {note}")
 
 
-def _document(image: str, proofs: ImageProofs, notes: list[str]) -> dict[str, object]:
+def _document(image: str, proofs: ImageProofs) -> dict[str, object]:
     rows = [
         {
             "digest": proof.digest,
             "holds": proof.refused is None,
             "signer": proof.signer,
-            "reason": proof.refused.reason.value if proof.refused else None,
-            "detail": proof.refused.detail if proof.refused else "",
             "statement": proof.statement,
+            **access.why(proof.refused),
         }
         for proof in proofs.judged
     ]
     reason = proofs.refused.reason.value if proofs.refused else None
-    return {"schema": "envcheck/proofs/1", "image": image, "reason": reason, "proofs": rows, "notes": notes}
+    return {"schema": "envcheck/proofs/1", "image": image, "reason": reason, "proofs": rows}

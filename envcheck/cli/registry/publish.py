@@ -1,7 +1,5 @@
 """`envcheck publish`: put the proof of a run beside the image that ran."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from dataclasses import dataclass
@@ -38,7 +36,6 @@ class PublishOptions:
         Path | None, Option("Read the proof back, and exit 1 unless it holds by this policy for the node that ran.")
     ] = None
     mirror: access.Mirror = "user"
-    plan_only: Annotated[bool, Option("--dry-run", "Say what would be published, and write nothing.")] = False
     as_json: Annotated[bool, Option("--json", "Print envcheck/publish/1.")] = False
 
 
@@ -67,10 +64,6 @@ def command(options: PublishOptions, settings: Settings) -> None:
     by = key or _keyless(options)
     repository = access.repository(reference, options.mirror)
     prepared = publishing.prepare(repository, reference.wanted, reports)
-    if options.plan_only:
-        planned = [(str(reference.pinned(one.image.manifest)), one.statement) for one in prepared]
-        _show([Publication(*one, None, None, None, ()) for one in planned], [], as_json=options.as_json)
-        return
     done: list[Publication] = []
     judged: list[JudgedProof] = []
     try:
@@ -93,9 +86,6 @@ def _check(options: PublishOptions) -> None:
     if options.trust_config and not options.keyless:
         message = "--trust-config is for --keyless"
         raise ConfigError(message, fix="leave it out, or sign with --keyless")
-    if options.policy and options.plan_only:
-        message = "--policy reads back what was published, and --dry-run publishes nothing"
-        raise ConfigError(message, fix="leave out one of them")
 
 
 def _read_back(
@@ -104,9 +94,9 @@ def _read_back(
     """Return the proof as the registry gives it back, judged for the node that ran."""
     image = prepared.image.manifest
     terms = structs.replace(terms, node=node_of(prepared.packed.report.snapshot))
-    judged = judge_image(read_proofs(repository, image).proofs, image, terms).judged
+    judged = judge_image(read_proofs(repository, image), image, terms).judged
     lost = Rejection(ProofRefusal.NO_PROOF, "the registry took the proof, and does not list it")
-    digest = str(published.proof)
+    digest = published.proof
     return next((one for one in judged if one.digest == digest), JudgedProof(digest, None, None, lost))
 
 
@@ -114,10 +104,7 @@ def _keyless(options: PublishOptions) -> KeylessSigner:
     if options.trust_config is None and load_profile(options.mirror).closed:
         message = f"the mirror profile {options.mirror} is closed, and --keyless asks Sigstore's public instance"
         raise ConfigError(message, fix="pass --trust-config with an instance of your own, or sign with --key")
-    signer = KeylessSigner(options.trust_config)
-    if not options.plan_only:
-        signer.authenticate()
-    return signer
+    return KeylessSigner(options.trust_config)
 
 
 def _show(publications: list[Publication], judged: list[JudgedProof], *, as_json: bool) -> None:
@@ -127,14 +114,12 @@ def _show(publications: list[Publication], judged: list[JudgedProof], *, as_json
         access.say_json({"schema": "envcheck/publish/1", "published": rows})
         return
     for one, proof in read_back:
-        word = "would publish" if one.proof is None else "published"
-        access.say(f"{word} {one.statement.predicate.result} at level {one.statement.facts.level} beside")
+        access.say(f"published {one.statement.predicate.result} at level {one.statement.facts.level} beside")
         access.say(f"  {one.image}")
-        if one.proof is not None:
-            access.say(f"  proof  {one.proof}")
-            access.say(f"  signed by {one.signer}")
-        for note in one.notes:
-            access.say(f"  note: {note}")
+        access.say(f"  proof  {one.proof}")
+        access.say(f"  signed by {one.signer}")
+        if one.note:
+            access.say(f"  note: {one.note}")
         if proof is not None:
             access.say(f"  read back: {'refused' if proof.refused else 'holds'} for the node that ran")
             if proof.refused is not None:
@@ -142,15 +127,6 @@ def _show(publications: list[Publication], judged: list[JudgedProof], *, as_json
 
 
 def _row(one: Publication, proof: JudgedProof | None) -> dict[str, object]:
-    return {
-        "image": one.image,
-        "result": one.statement.predicate.result,
-        "proof": one.proof,
-        "report": one.report,
-        "signer": one.signer,
-        "statement": one.statement,
-        "notes": list(one.notes),
-        "holds": None if proof is None else proof.refused is None,
-        "reason": proof.refused.reason.value if proof and proof.refused else None,
-        "detail": proof.refused.detail if proof and proof.refused else "",
-    }
+    holds = None if proof is None else proof.refused is None
+    read_back = {"holds": holds, **access.why(proof.refused if proof else None)}
+    return {**structs.asdict(one), "result": one.statement.predicate.result, **read_back}

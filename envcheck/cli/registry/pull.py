@@ -1,10 +1,8 @@
 """`envcheck pull`: fetch the newest image that is proven for this node."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal
 
 from envcheck.cli import Settings
 from envcheck.cli.options import Argument, Option, command_with
@@ -12,7 +10,6 @@ from envcheck.cli.registry import access
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images import engines
 from envcheck.images.engines import GPUS
-from envcheck.matrix.facts.model import Cell
 from envcheck.matrix.file.load import load
 from envcheck.registry.choosing import ChosenImage, ImageQuery, PullChoice, choose, choose_named
 from envcheck.registry.references import ImageReference, is_tag, parse_reference
@@ -85,32 +82,16 @@ def _reference(options: PullOptions) -> ImageReference:
         raise ConfigError(message, fix="add --from REPOSITORY, or pass REGISTRY/NAME:TAG")
     reference = parse_reference(name)
     if options.source is None and options.target is not None:
-        message = f"--target {options.target} chooses among the images of --from, and {name} is one image"
+        message = f"--target {options.target} chooses among the images of --from"
         raise ConfigError(message, fix="leave it out, or pass --from REPOSITORY")
-    if options.source is not None and options.what is not None and not _may_name_cell(options.what):
-        message = f"{options.what[:60]!r} names no cell"
-        raise ConfigError(message, fix="write a cell or a glob: torch2.8.0-cu128-py312, or 'torch2.8*'")
     if options.source is not None and (reference.tag or reference.digest):
         message = f"--from {options.source} names one image"
         raise ConfigError(message, fix="leave out the tag and digest, or pass it without --from")
     return reference
 
 
-def _may_name_cell(glob: str) -> bool:
-    """Tell whether a cell's name can be what a cell or glob says: "torch2.8.0" without a star is none."""
-    wild = any(sign in glob for sign in "*?[")
-    return glob.startswith(("t", "*", "?", "[")) if wild else Cell.parse(glob) is not None
-
-
-class PulledImage(NamedTuple):
-    """The engine that has the image now, the local name, and the id of the image that had this name before."""
-
-    engine: str
-    name: str
-    before: str | None
-
-
-def _pull(reference: ImageReference, chosen: ChosenImage, options: PullOptions) -> PulledImage:
+def _pull(reference: ImageReference, chosen: ChosenImage, options: PullOptions) -> dict[str, str]:
+    """Return the engine that has the image now, and the local name."""
     pinned = str(reference.pinned(chosen.digest))
     try:
         engine = engines.find(options.engine)
@@ -123,9 +104,8 @@ def _pull(reference: ImageReference, chosen: ChosenImage, options: PullOptions) 
         fix = f"start the engine, or pass --dry-run and pull {pinned} elsewhere"
         raise UnavailableError(error.message, fix=fix) from error
     name = engines.local_name(engine, f"envcheck/torch:{local_tag(chosen)}")
-    held, before = connected.inspect(pinned), connected.inspect(name)
     connected.tag(pinned, name)
-    return PulledImage(engine, name, before.id if before and (held is None or before.id != held.id) else None)
+    return {"engine": engine, "name": name}
 
 
 def local_tag(chosen: ChosenImage) -> str:
@@ -135,7 +115,7 @@ def local_tag(chosen: ChosenImage) -> str:
     return tag if is_tag(tag) else chosen.digest.replace(":", "-")
 
 
-def _show(reference: ImageReference, choice: PullChoice, pulled: PulledImage | None, options: PullOptions) -> None:
+def _show(reference: ImageReference, choice: PullChoice, pulled: dict[str, str] | None, options: PullOptions) -> None:
     chosen = choice.chosen
     if chosen is not None:
         access.say(str(reference.pinned(chosen.digest)))
@@ -149,45 +129,29 @@ def _show(reference: ImageReference, choice: PullChoice, pulled: PulledImage | N
         access.say(f"    {proof}{refusal.refused.detail}")
     if len(choice.refused) > _SHOWN:
         access.say(f"and {len(choice.refused) - _SHOWN} more; --json lists all")
-    for note in choice.notes:
-        access.say(f"note: {note}")
-    if options.gpu is not None and options.driver is None:
-        access.say(access.NO_DRIVER)
     if chosen is None and options.policy is None:
         access.say(access.NO_POLICY)
     if pulled is not None:
-        if pulled.before is not None:
-            access.say(f"note: {pulled.name} named another image before: {pulled.before}")
-        gpu = f"{GPUS[pulled.engine]} " if chosen and chosen.statement.facts.mode == "gpu" else ""
-        access.say(f"{pulled.engine} run --rm -it {gpu}{pulled.name}")
+        engine, name = pulled["engine"], pulled["name"]
+        gpu = f"{GPUS[engine]} " if chosen and chosen.statement.facts.mode == "gpu" else ""
+        access.say(f"{engine} run --rm -it {gpu}{name}")
 
 
 def _document(
-    reference: ImageReference, choice: PullChoice, pulled: PulledImage | None, options: PullOptions
+    reference: ImageReference, choice: PullChoice, pulled: dict[str, str] | None, options: PullOptions
 ) -> dict[str, object]:
     chosen = choice.chosen
-    query = {
-        "reference": str(reference),
-        "cells": options.what if options.source else None,
-        "target": options.target or _TARGET,
-    }
+    cells = options.what if options.source else None
     refused = [
-        {
-            "digest": one.digest,
-            "tags": list(one.tags),
-            "proof": one.proof,
-            "reason": one.refused.reason.value,
-            "detail": one.refused.detail,
-        }
+        {"digest": one.digest, "tags": one.tags, "proof": one.proof, **access.why(one.refused)}
         for one in choice.refused
     ]
     return {
         "schema": "envcheck/pull/1",
-        "wanted": query,
+        "wanted": {"reference": str(reference), "cells": cells, "target": options.target or _TARGET},
         "chosen": str(reference.pinned(chosen.digest)) if chosen else None,
         "proof": chosen.proof.digest if chosen else None,
         "statement": chosen.statement if chosen else None,
-        "pulled": pulled._asdict() if pulled else None,
+        "pulled": pulled,
         "refused": refused,
-        "notes": choice.notes,
     }

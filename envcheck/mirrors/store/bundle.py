@@ -36,8 +36,7 @@ SIGNATURE: Final = "bundle.sha256.sig"
 CONTENTS: Final = "contents.json"
 # A signature is valid for no other purpose.
 _PURPOSE: Final = b"envcheck bundle 1\n"
-_KINDS: Final[tuple[signing.Kind, ...]] = ("ed25519",)
-_SIGNATURE_BYTES: Final = 64
+_SIGNATURE_BYTES: Final = 128
 _OBJECT: Final = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
 _SUMS: Final = re.compile(rb"([0-9a-f]{64})  bundle\.tar\n")
 # Bytes: the contents of 100 000 files have 30 MB.
@@ -50,7 +49,7 @@ def export(store: Store, contents: Contents, to: Path, key: Path | None = None) 
     `key` is the private key that signs the bundle. Every object is hashed while it is written. Raises PromiseError for
     a damaged one, UnavailableError for a missing one; then no bundle is left in `to`.
     """
-    signer = None if key is None else signing.load_private(key, signing.password(), _KINDS)
+    signer = None if key is None else signing.load_private(key, signing.password())
     digests = list(tree.object_sizes(contents))
     missing = [digest for digest in digests if not store.has(digest)]
     if missing:
@@ -180,7 +179,7 @@ def _check_signature(source: Path, sums: bytes, key: Path) -> None:
     except OSError as error:
         message = f"{source}: cannot read {SIGNATURE}: the bundle is not signed"
         raise PromiseError(message, fix="export it with --key, or compare its digest (--sha256)") from error
-    if not signing.load_public(key, _KINDS).verifies(_PURPOSE + sums, signed):
+    if not signing.load_public(key).verifies(_PURPOSE + sums, signed):
         message = f"{source}: it is not signed by the key in {key}"
         raise PromiseError(message, fix="do not use it: ask the person who exported it for its digest and key")
 

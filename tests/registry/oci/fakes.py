@@ -1,7 +1,5 @@
 """A registry of a test's own, which does what it is told to, and what tests push to any registry."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

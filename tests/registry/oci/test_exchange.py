@@ -1,21 +1,15 @@
 """What a registry's refusals and failures end in, and which of them are tried again."""
 
-from __future__ import annotations
-
 import json
-import socket
-import struct
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from envcheck.errors import EnvcheckError
-from envcheck.mirrors.net.client import Client
 from envcheck.registry.documents import OCI_MANIFEST
 from envcheck.registry.references import AbsentError, DeniedError, LyingError, RefusedError, RegistryUnavailableError
-from tests.http_server import Answer, Request, Servers, deaf
+from tests.http_server import Answer, Request, Servers
 from tests.registry.oci.fakes import FakeRegistry, image, opened, push_image
 from tests.tables import each
 
@@ -98,18 +92,6 @@ def test_what_a_registry_asks_to_wait_is_waited_and_has_a_limit(servers: Servers
     assert waited == [25.0, 25.0]
 
 
-def test_a_connection_that_is_reset_is_made_again(servers: Servers) -> None:
-    def reset(request: Request) -> Answer | None:
-        if request.number > 2:
-            return None
-        request.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        raise ConnectionError
-
-    registry = servers.start(FakeRegistry(reset))
-    assert opened(registry.netloc).tags() == []
-    assert len(registry.requests) == 3
-
-
 def test_an_answer_that_breaks_off_is_asked_for_again(servers: Servers) -> None:
     registry = servers.start(FakeRegistry())
     repository = opened(registry.netloc)
@@ -125,14 +107,6 @@ def test_an_answer_that_breaks_off_is_asked_for_again(servers: Servers) -> None:
     registry.fault = cut
     assert repository.blob(layer, 1 << 20) == content
     assert len(broken) == 1
-
-
-def test_a_registry_that_takes_no_connection_is_left_in_time() -> None:
-    with deaf() as (host, port):
-        began = time.monotonic()
-        with pytest.raises(RegistryUnavailableError, match="no connection in time"):
-            opened(f"{host}:{port}", client=Client(connect=0.3)).tags()
-        assert time.monotonic() - began < 5
 
 
 def lie(registry: FakeRegistry, part: str, body: bytes, **headers: str) -> None:
@@ -151,7 +125,6 @@ def test_a_manifest_is_what_its_digest_its_size_and_its_type_name(servers: Serve
     for expected, answer, headers in (
         (manifest.digest, other, named),
         (manifest.digest, manifest.content + b" ", named),
-        ("latest", other, {**named, "Docker_Content_Digest": manifest.digest}),
         ("latest", manifest.content, {"Content_Type": "application/octet-stream"}),
         (manifest.descriptor, other, named),
     ):
@@ -183,28 +156,6 @@ def test_a_blob_is_what_its_digest_and_its_size_name(servers: Servers, change: s
     assert registry.sent < 20_000_000
 
 
-def test_a_blob_that_is_too_large_is_refused_before_it_is_asked_for(servers: Servers) -> None:
-    registry = servers.start(FakeRegistry())
-    repository = opened(registry.netloc)
-    huge = type(push_image(repository).descriptor)(media_type="x/y", digest=f"sha256:{'a' * 64}", size=100_000_000)
-    before = len(registry.requests)
-    with pytest.raises(LyingError, match="100000000 bytes, more than 4194304"):
-        repository.blob(huge, 4 << 20)
-    assert len(registry.requests) == before
-
-
-def test_a_manifest_of_100_mb_is_not_read(servers: Servers) -> None:
-    parts = (b" " * 100_000 for _ in range(1000))
-    registry = servers.start(FakeRegistry(lambda _: Answer(200, parts, {"Content-Type": OCI_MANIFEST})))
-    with pytest.raises(LyingError, match="more than 4194304 bytes"):
-        opened(registry.netloc).manifest("latest")
-    assert registry.sent < 20_000_000
-    registry.fault = lambda _: Answer(200, [], {"Content-Length": "100000000"})
-    with pytest.raises(LyingError, match="more than 4194304 bytes"):
-        opened(registry.netloc).manifest("latest")
-    assert len(registry.requests) == 2
-
-
 def test_pages_of_tags_are_read_to_their_end(servers: Servers) -> None:
     def pages(request: Request) -> Answer | None:
         number = int(request.path.partition("last=")[2] or 0)
@@ -225,46 +176,16 @@ def test_pages_that_never_end_or_lead_elsewhere_are_refused(
     )
     with pytest.raises(RegistryUnavailableError, match="no end or are on another host"):
         opened(registry.netloc).tags()
-    assert len(registry.requests) == {"/v2/team/torch/tags/list": 2, "/v2/x?{}": 5}.get(target, 1)
+    assert len(registry.requests) == (1 if "other" in target else 5)
 
 
-@pytest.mark.parametrize("absolute", [True, False])
-def test_a_blob_is_sent_where_the_registry_says(servers: Servers, absolute: bool) -> None:  # noqa: FBT001 (a column)
-    """A session's URL may have a query of its own, and be absolute or not."""
-
-    def session(request: Request) -> Answer | None:
-        place = f"{registry.url if absolute else ''}/v2/x/blobs/uploads/1?state=a%2Fb"
-        return Answer(202, headers={"Location": place}) if request.method == "POST" else None
-
-    registry = servers.start(FakeRegistry(session))
-    blob = opened(registry.netloc).push_blob(b"content")
-    assert registry.blobs == {blob.digest: b"content"}
-    assert registry.paths[-1] == f"/v2/x/blobs/uploads/1?state=a%2Fb&digest=sha256%3A{blob.digest[7:]}"
-
-
-def test_a_registry_that_stores_something_else_is_found_out(servers: Servers) -> None:
-    wrong = {"Docker-Content-Digest": f"sha256:{'b' * 64}"}
-    registry = servers.start(FakeRegistry(lambda r: Answer(201, b"", wrong) if r.method == "PUT" else None))
-    repository = opened(registry.netloc)
-    with pytest.raises(LyingError, match="names sha256:bbb"):
-        repository.push_blob(b"content")
-    with pytest.raises(LyingError, match="names sha256:bbb"):
-        repository.push_manifest(image("one")[0], OCI_MANIFEST)
-
-
-def test_an_upload_that_is_lost_is_begun_again(servers: Servers) -> None:
-    """A connection breaks, the session is gone (404), or the registry was busy: the blob is sent anew."""
-    unknown = Answer(404, b'{"errors":[{"code":"BLOB_UPLOAD_UNKNOWN"}]}')
-    for fault in (unknown, Answer(500), Answer(400, b'{"errors":[{"code":"BLOB_UPLOAD_INVALID"}]}')):
-        failed = list[int]()
-
-        def once(request: Request, fault: Answer = fault, failed: list[int] = failed) -> Answer | None:
-            if request.method != "PUT" or failed:
-                return None
-            failed.append(1)
-            return fault
-
-        registry = servers.start(FakeRegistry(once))
-        blob = opened(registry.netloc).push_blob(b"content")
-        assert registry.blobs == {blob.digest: b"content"}
-        assert [r.method for r in registry.requests] == ["HEAD", "POST", "PUT", "HEAD", "POST", "PUT"]
+def test_a_manifest_of_100_mb_is_not_read(servers: Servers) -> None:
+    parts = (b" " * 100_000 for _ in range(1000))
+    registry = servers.start(FakeRegistry(lambda _: Answer(200, parts, {"Content-Type": OCI_MANIFEST})))
+    with pytest.raises(LyingError, match="more than 4194304 bytes"):
+        opened(registry.netloc).manifest("latest")
+    assert registry.sent < 20_000_000
+    registry.fault = lambda _: Answer(200, [], {"Content-Length": "100000000"})
+    with pytest.raises(LyingError, match="more than 4194304 bytes"):
+        opened(registry.netloc).manifest("latest")
+    assert len(registry.requests) == 2

@@ -1,14 +1,12 @@
 """The client with real registries: one without the referrers API, one with it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from envcheck.registry.documents import OCI_MANIFEST, digest_of
+from envcheck.registry.documents import digest_of
 from envcheck.registry.references import AbsentError
 from envcheck.registry.repository import Repository
 from tests.registry.oci.fakes import image, opened, push_image
@@ -53,14 +51,3 @@ def test_many_uploads_of_one_blob_at_once_all_end_well(real: str, fresh: Fresh) 
         pushed = list(pool.map(lambda _: opened(real, name, sleep=time.sleep).push_blob(content), range(32)))
     assert pushed == [pushed[0]] * 32
     assert repository.blob(pushed[0], 1 << 20) == content
-
-
-def test_all_tags_are_listed(real: str, referrers_registry: str, fresh: Fresh) -> None:
-    """The registry with the referrers API cuts a list to the number that is asked for, and names no next page."""
-    repository = fresh(real)
-    push_image(repository, tag="t")
-    most = 1100 if real == referrers_registry else 20
-    content, names = image("one")[0], [f"t{number:04}" for number in range(most)]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda name: repository.push_manifest(content, OCI_MANIFEST, name), names))
-    assert sorted(repository.tags()) == ["t", *names]

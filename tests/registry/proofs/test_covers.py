@@ -1,7 +1,5 @@
 """Which node a proof covers: each axis on both sides, and the resolver of today in between."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from msgspec import structs

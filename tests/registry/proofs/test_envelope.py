@@ -1,7 +1,5 @@
 """Envelopes: what is signed is read back, and any other bytes are one named refusal and never an exception."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable
@@ -100,36 +98,17 @@ def uncanonical(content: bytes) -> bytes:
 
 MALFORMED: Final[dict[str, Callable[[bytes], bytes]]] = {
     "nothing": lambda _: b"",
-    "not JSON": lambda _: b"proof",
     "not UTF-8": lambda content: content.replace(b"payload", b"p\xffyload"),
-    "UTF-16": lambda content: content.decode().encode("utf-16"),
-    "a byte order mark": lambda content: b"\xef\xbb\xbf" + content,
-    "a list": lambda content: b"[" + content + b"]",
     "another media type": lambda content: content.replace(b"v0.3", b"v0.2"),
     "trailing bytes": lambda content: content + b"{}",
-    "a trailing NUL": lambda content: content + b"\0",
     "an unknown key": put("more", 1),
-    "an unknown key within": put("dsseEnvelope.more", 1),
     "a certificate": edited(lambda d: d["verificationMaterial"].update(certificate={"rawBytes": ""})),
-    "no key": edited(lambda d: d["verificationMaterial"].pop("publicKey")),
-    "no envelope": edited(lambda d: d.pop("dsseEnvelope")),
     "no signature": put("dsseEnvelope.signatures", []),
     "two signatures": edited(lambda d: d["dsseEnvelope"]["signatures"].append(d["dsseEnvelope"]["signatures"][0])),
-    "a signature of another type": put("dsseEnvelope.signatures.0", "sig"),
     "a number for the payload": put("dsseEnvelope.payload", 1),
-    "null for the payload": put("dsseEnvelope.payload", None),
-    "half a character": put("dsseEnvelope.payload", "\ud800"),
     "no base64": put("dsseEnvelope.payload", "%%%%"),
-    "base64 of URLs": put("dsseEnvelope.signatures.0.sig", "__8="),
     "base64 without padding": put("dsseEnvelope.payload", "YQ"),
-    "base64 with a line break": put("dsseEnvelope.payload", "YWJj\nYWJj"),
-    "base64 of other scripts": put("dsseEnvelope.payload", "\uff39\uff37\uff2a\uff4a"),
     "bits that no byte is made of": uncanonical,
-    "NaN": lambda content: content.replace(
-        b'"verificationMaterial":{', b'"verificationMaterial":{"tlogEntries":[NaN],'
-    ),
-    "a number of 5000 digits": lambda c: c.replace(b'ial":{', b'ial":{"tlogEntries":[' + b"9" * 5000 + b"],"),
-    "nested deeply": lambda _: b"[" * 100_000,
     "nested deeply within": lambda c: c.replace(b'ial":{', b'ial":{"tlogEntries":' + b"[" * 9000 + b"]" * 9000 + b","),
 }
 

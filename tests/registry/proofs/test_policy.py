@@ -1,7 +1,5 @@
 """A policy is read whole or refused with the setting; without a file there is a strict default."""
 
-from __future__ import annotations
-
 import datetime as dt
 from pathlib import Path
 

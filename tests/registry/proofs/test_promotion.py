@@ -1,7 +1,5 @@
 """An alias names what was promoted last by an allowed key; a tag that names anything else is not believed."""
 
-from __future__ import annotations
-
 import datetime as dt
 from typing import Final
 
@@ -15,9 +13,9 @@ from envcheck.matrix.file.load import load
 from envcheck.registry import promotions
 from envcheck.registry import statement as statements
 from envcheck.registry.envelope import sign
-from envcheck.registry.judge import ListedProof, ProofTerms
+from envcheck.registry.judge import ProofTerms
 from envcheck.registry.policy import DEFAULT, NamedGpus, Policy
-from envcheck.registry.promotions import Promotion, judge_named, read_promotion, refuse_alias
+from envcheck.registry.promotions import Promotion, judge_gpus, read_promotion, refuse_alias
 from envcheck.registry.statement import Rejection
 from envcheck.signing import PrivateKey
 from tests import proofs
@@ -64,22 +62,19 @@ def policy(key: PrivateKey) -> Policy:
 
 
 def test_a_proof_is_asked_for_on_each_of_the_named_gpus(key: PrivateKey, policy: Policy) -> None:
-    expected = structs.replace(policy, promoted_on=(NamedGpus("H200", 1), NamedGpus("H100", 8)), rejudge=False)
-    terms = ProofTerms(expected, None, NOW, load())
+    terms = ProofTerms(structs.replace(policy, rejudge=False), None, NOW, load())
     one = proofs.attached(proofs.stated(), key)
     eight = proofs.attached(proofs.h100x8(driver="580.65.06"), key)
-
-    def words(*listed: ListedProof, terms: ProofTerms = terms) -> list[tuple[str, str]]:
-        results = judge_named(listed, proofs.MANIFEST, terms)
-        return [(f"{one.gpus} {one.gpu}", r.refused.reason.value if r.refused else "") for one, r in results]
-
-    assert words(one, eight) == [("1 H200", ""), ("8 H100", "")]
-    assert words(one) == [("1 H200", ""), ("8 H100", "wrong-gpu")]
     half = proofs.attached(proofs.h100x8(gpus=4), key)
-    assert words(one, half) == [("1 H200", ""), ("8 H100", "too-few-gpus")]
-    anywhere = structs.replace(terms, policy=policy)
-    assert words(one, terms=anywhere) == [("0 any", "")]
-    assert words(terms=anywhere) == [("0 any", "no-proof")]
+    for listed, h200, h100, anywhere in (
+        ([one, eight], "", "", ""),
+        ([one], "", "wrong-gpu", ""),
+        ([one, half], "", "too-few-gpus", ""),
+        ([], "no-proof", "no-proof", "no-proof"),
+    ):
+        for gpus, word in ((NamedGpus("H200", 1), h200), (NamedGpus("H100", 8), h100), (NamedGpus("any", 0), anywhere)):
+            refused = judge_gpus(gpus, {proofs.MANIFEST: listed}, terms).refused
+            assert (refused.reason.value if refused else "") == word
 
 
 def test_what_was_signed_as_a_promotion_is_read_and_nothing_else(

@@ -1,7 +1,5 @@
 """Which image ran: each digest that an engine states leads to the one manifest, and nothing else does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
