@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from envcheck.checks import LEVELS
 from envcheck.counting import printable
 
 if TYPE_CHECKING:
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
 LONGEST_LINE: Final = 2000
 _LINE_HEAD: Final = 1500
 _NUMBER: Final = re.compile(r"[\d.,]*[a-zA-Z]?")
-# What the user types for commands that know --redact, and what names nothing.
-_KNOWN: Final = ("run", "report", "redact", *LEVELS)
+# Commands that know --redact.
+_KNOWN: Final = ("run", "report", "redact")
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _lost: list[OSError] = []
 _names: list[Pseudonyms] = []
@@ -168,9 +167,11 @@ def without_names(arguments: Sequence[str]) -> Callable[[str], str]:
 
 def words(values: Iterable[str]) -> set[str]:
     """Return what may name something in values: parts of paths, and files without suffix; no number, no level."""
+    from envcheck.checks import LEVELS
+
     parts = [part for value in values for part in PurePath(value).parts]
     found = {word for part in parts for word in (part, PurePath(part).stem)}
-    return {word for word in found if len(word) > 1 and not _NUMBER.fullmatch(word) and word not in _KNOWN}
+    return {word for word in found if len(word) > 1 and not _NUMBER.fullmatch(word) and word not in (*_KNOWN, *LEVELS)}
 
 
 class InterruptedBySignalError(KeyboardInterrupt):
