@@ -22,7 +22,7 @@ from envcheck.errors import ConfigError, NothingLegalError, UnavailableError
 from envcheck.matrix.extensions import file as extension_file
 from envcheck.matrix.extensions.opened_wheel import OpenedWheel, extensions_file, without_foreign
 from envcheck.matrix.facts.lookup import all_gpus
-from envcheck.matrix.facts.model import HostArch, Matrix, key
+from envcheck.matrix.facts.model import Matrix, key
 from envcheck.matrix.file.lint import Problem, dump, lint
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.query import Query, matching, normalized
@@ -39,26 +39,6 @@ class MatrixShowOptions:
     only_gpus: Annotated[bool, Option("--list-gpus", "List the GPUs instead.")] = False
     only_drivers: Annotated[bool, Option("--list-drivers", "List the driver branches and CUDA minors instead.")] = False
     as_json: Annotated[bool, Option("--json", "Print the rows as JSON.")] = False
-
-
-class TableRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One torch and variant on one host architecture."""
-
-    torch: str
-    variant: str
-    cuda: str | None
-    arch: HostArch
-    pypi: bool
-    python: list[str]
-    sass: list[str] | None
-    ptx: list[str]
-    cudnn: str | None
-    nccl: str | None
-    triton: str | None
-    torchvision: str | None
-    torchaudio: str | None
-    verified: bool
-    source: list[str]
 
 
 @command_with(MatrixShowOptions, short_help="Show the facts, filtered.")
@@ -86,38 +66,38 @@ def show(options: MatrixShowOptions, settings: Settings) -> None:
             words = " ".join(f"--{name} {value}" for name, value in given.items() if value)
             message = f"no row of the matrix meets {words}"
             raise NothingLegalError(message, fix="ask for less; `envcheck matrix show` lists them all")
-        if not options.as_json and any(row.pypi for row in matching_rows):
+        if not options.as_json and any(row["pypi"] for row in matching_rows):
             click.echo("* what the default Python index has")
 
 
-def rows(matrix: Matrix, options: MatrixShowOptions) -> list[TableRow]:
-    """Return the rows that the options leave, newest torch first. Raises ConfigError for an invalid requirement."""
+def rows(matrix: Matrix, options: MatrixShowOptions) -> list[dict[str, Any]]:
+    """Return one row for each torch and variant that the options leave, newest torch first. Raises ConfigError."""
     query = normalized(Query(torch=options.torch, variant=options.variant, python=options.python))
     arch = ARCHS[options.arch]
     table = [
-        TableRow(
-            torch=release.torch,
-            variant=variant.variant,
-            cuda=variant.cuda,
-            arch=arch,
-            pypi=release.pypi.get(arch) == variant.variant,
-            python=build.python,
-            sass=build.sass,
-            ptx=build.ptx,
-            cudnn=variant.cudnn,
-            nccl=variant.nccl,
-            triton=variant.triton,
-            torchvision=release.torchvision,
-            torchaudio=release.torchaudio,
-            verified=release.verified and variant.verified and build.verified and build.sass_verified,
-            source=sorted({*build.source, *variant.source}),
-        )
+        {
+            "torch": release.torch,
+            "variant": variant.variant,
+            "cuda": variant.cuda,
+            "arch": arch,
+            "pypi": release.pypi.get(arch) == variant.variant,
+            "python": build.python,
+            "sass": build.sass,
+            "ptx": build.ptx,
+            "cudnn": variant.cudnn,
+            "nccl": variant.nccl,
+            "triton": variant.triton,
+            "torchvision": release.torchvision,
+            "torchaudio": release.torchaudio,
+            "verified": release.verified and variant.verified and build.verified and build.sass_verified,
+            "source": sorted({*build.source, *variant.source}),
+        }
         for release in matching(matrix.torch, query.torch)
         for variant in release.variants
         for build in variant.builds
         if build.arch == arch and query.variant in (None, variant.variant) and query.python in (None, *build.python)
     ]
-    return sorted(table, key=lambda row: (key(row.torch), key(row.cuda or "0")), reverse=True)
+    return sorted(table, key=lambda row: (key(row["torch"]), key(row["cuda"] or "0")), reverse=True)
 
 
 def _print(value: Any, columns: Sequence[str], table: Callable[[Any], Rows], options: MatrixShowOptions) -> None:
@@ -127,17 +107,14 @@ def _print(value: Any, columns: Sequence[str], table: Callable[[Any], Rows], opt
         print_table(columns, table(value))
 
 
-def _releases(table: Sequence[TableRow]) -> Rows:
-    return [
-        (
-            row.torch,
-            f"{row.variant}{' *' if row.pypi else ''}",
-            _span(row.python),
-            " ".join(["unknown"] if row.sass is None else [*row.sass, *(f"{ptx}+PTX" for ptx in row.ptx)])
-            + ("" if row.verified else " (weak)"),
-        )
-        for row in table
-    ]
+def _releases(table: Sequence[dict[str, Any]]) -> Rows:
+    shown = []
+    for row in table:
+        code = ["unknown"] if row["sass"] is None else [*row["sass"], *(f"{ptx}+PTX" for ptx in row["ptx"])]
+        name = f"{row['variant']}{' *' if row['pypi'] else ''}"
+        weak = [] if row["verified"] else ["(weak)"]
+        shown.append((row["torch"], name, _span(row["python"]), " ".join([*code, *weak])))
+    return shown
 
 
 def _span(pythons: list[str]) -> str:
