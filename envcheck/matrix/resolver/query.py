@@ -12,14 +12,14 @@ from envcheck.errors import ConfigError
 from envcheck.matrix.facts.lookup import READ_CC, Device, Facts
 from envcheck.matrix.facts.model import HostArch, TorchRelease, branch, key
 
-_PLAIN: Final = re.compile(r"(?:==)?(?P<version>\d+(?:\.\d+)*)(?P<wild>\.\*)?")
-_PYTHON: Final = re.compile(r"3\.\d+t?")
-DRIVER_VERSION: Final = re.compile(r"\d{3,4}(\.\d+){1,3}")
-_BRANCH: Final = re.compile(r"\d{3,4}")
-_VARIANT: Final = re.compile(r"cpu|cu\d{2,3}")
-_CUDA: Final = re.compile(r"\d{1,2}\.\d")
-_CC: Final = re.compile(r"\d{1,2}\.\d")
-_PATCH: Final = re.compile(r"^(\d+\.\d+)\.\d+$")
+_PLAIN: Final = re.compile(r"(?:==)?(?P<version>\d+(?:\.\d+)*)(?P<wild>\.\*)?", re.ASCII)
+_PYTHON: Final = re.compile(r"3\.\d+t?", re.ASCII)
+DRIVER_VERSION: Final = re.compile(r"\d{3,4}(\.\d+){1,3}", re.ASCII)
+_BRANCH: Final = re.compile(r"\d{3,4}", re.ASCII)
+_VARIANT: Final = re.compile(r"cpu|cu\d{2,3}", re.ASCII)
+_CUDA: Final = re.compile(r"\d{1,2}\.\d", re.ASCII)
+_CC: Final = re.compile(r"\d{1,2}\.\d", re.ASCII)
+_PATCH: Final = re.compile(r"^(\d+\.\d+)\.\d+$", re.ASCII)
 _RELEASE_FIELDS: Final = 3
 _VERSIONS: Final = ("torch", "variant", "cuda", "python", "driver")
 
@@ -48,7 +48,6 @@ def normalized(query: Query) -> Query:
     torch version contradicts the variant.
     """
     query = _without_blanks(query)
-    _refuse_foreign_digits(query)
     torch, _, local = (query.torch or "").partition("+")
     if local and query.variant not in (None, local):
         message = f"--torch says +{local}, --variant says {query.variant}"
@@ -106,17 +105,7 @@ def validate(facts: Facts, query: Query) -> None:
         raise ConfigError(message, fix="give one of the two")
 
 
-def _refuse_foreign_digits(query: Query) -> None:
-    """Refuse digits of other scripts: Python reads them as numbers, but no version is written with them."""
-    values = {name: getattr(query, name) for name in _VERSIONS}
-    for name, value in [*values.items(), *(("cc", cc) for cc in query.cc)]:
-        if value is not None and not value.isascii():
-            message = f"--{name} {value!r} has characters that no version has"
-            raise ConfigError(message, fix="write it with the digits 0 to 9, ASCII letters and signs")
-
-
 def _refuse_bad_form(query: Query) -> None:
-    _refuse_foreign_digits(query)
     if query.variant is not None and not _VARIANT.fullmatch(query.variant):
         message = f"--variant {query.variant!r} is neither a CUDA variant nor cpu"
         raise ConfigError(message, fix="write it as cu128 or cpu; ROCm and XPU wheels are not in the matrix")
