@@ -1,7 +1,5 @@
 """The command line as a user meets it, in this process."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

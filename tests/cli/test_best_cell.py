@@ -1,7 +1,5 @@
 """Which cell is built where nobody named one: the newest that runs here and whose torch the mirror has."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

@@ -1,7 +1,5 @@
 """envcheck build: what is refused, with which exit code and which one line."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`envcheck build --mirror auto`: what the probe found best is what the build asks."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

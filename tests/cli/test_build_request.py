@@ -1,7 +1,5 @@
 """What `envcheck build` refuses before anything runs, and what it makes of its options."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`envcheck build` of a cell that is legal and not published: its lock is made first, said to be new, and kept."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """`envcheck checks`: the facts about each check, and that docs/checks.md and the limits agree with them."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

@@ -1,7 +1,5 @@
 """`envcheck demo`: the cell it takes for a machine, and the whole main job for real without an engine."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`build --with` takes an extension in a release that fits the cell."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`envcheck images`, `lock` and `render`: what they print, where they stop, how they end."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

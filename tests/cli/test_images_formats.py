@@ -1,7 +1,5 @@
 """`envcheck images --format`, and which cells a change selects."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`envcheck images sbom`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

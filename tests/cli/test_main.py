@@ -1,7 +1,5 @@
 """What every command has in common: help, one line for bad input, the exit code of its error."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

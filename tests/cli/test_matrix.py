@@ -1,7 +1,5 @@
 """`envcheck matrix` as a user meets it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`matrix wheel` writes the row that the facts have of real wheels, and refuses in one line what it cannot read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """`envcheck mirror probe`: what it prints and how it ends."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

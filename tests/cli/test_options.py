@@ -1,7 +1,5 @@
 """The options of a command come from one dataclass, and one name means one thing over all commands."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several nodes, several ranks and several runs write in one directory, and no report is lost."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

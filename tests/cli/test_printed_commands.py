@@ -1,7 +1,5 @@
 """Every command that a message, a help text or a rendered file names is one that parses: its options are there."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`--redact` in every output of a real run: canaries in host, user, home and paths, and none of them sings."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

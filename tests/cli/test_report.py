@@ -1,7 +1,5 @@
 """`envcheck report`, as typed: files in, forms out, one line for what is wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`envcheck resolve` as a user meets it: the answer, its exit code, and one line for whatever is wrong."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

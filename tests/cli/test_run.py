@@ -1,7 +1,5 @@
 """`envcheck run`, `checks` and `report`, as typed: exit codes, what is on stdout, and nothing run unasked."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

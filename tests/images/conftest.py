@@ -1,7 +1,5 @@
 """A tiny matrix, wheels made on the spot, and an index on the loopback: real uv, no network."""
 
-from __future__ import annotations
-
 import hashlib
 import ssl
 from collections.abc import Callable

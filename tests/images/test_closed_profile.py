@@ -1,7 +1,5 @@
 """A closed profile: where it names nobody, nobody is asked."""
 
-from __future__ import annotations
-
 import pytest
 
 from envcheck.errors import ConfigError

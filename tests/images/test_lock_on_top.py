@@ -1,7 +1,5 @@
 """Packages on top of a cell are locked by a real uv, against an index on the loopback; nothing of the cell moves."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

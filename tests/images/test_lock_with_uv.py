@@ -1,7 +1,5 @@
 """Locking asks a real uv, against an index on the loopback."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from pathlib import Path

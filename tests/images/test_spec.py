@@ -1,7 +1,5 @@
 """A spec says what an image is to be, and refuses locks that contradict the facts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """What a target adds to a cell, as a function of the cell's CUDA."""
 
-from __future__ import annotations
-
 import re
 
 from envcheck.images.lockfile import version_of

@@ -1,7 +1,5 @@
 """uv of another platform comes through the profile, by hash, once."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from pathlib import Path

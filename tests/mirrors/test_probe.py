@@ -1,7 +1,5 @@
 """Mirrors that are dead, wrong, slow or untrusted, on real sockets: ranked right, and used in that order."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

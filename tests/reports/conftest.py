@@ -1,7 +1,5 @@
 """Reports made by hand: what a run of each kind leaves behind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

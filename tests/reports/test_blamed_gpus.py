@@ -1,7 +1,5 @@
 """Which GPU a finding is about: by its UUID in words or details, or by its rank; a pass blames nobody."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

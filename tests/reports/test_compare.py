@@ -1,7 +1,5 @@
 """What changed between two runs: found where it is real, not where it is noise, and never by a GPU's index."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How long, how often and how evenly, in words."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

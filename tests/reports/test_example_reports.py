@@ -1,7 +1,5 @@
 """The example reports are reports, say where they come from, and are what today's judges make of their evidence."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ What decides a check is what it does not pass without, be it a signal or a field
 there (no number, a negative one, another kind of value) it must not pass either. Seeds are fixed.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

@@ -1,7 +1,5 @@
 """What is drawn is what was measured: curves of each collective, times over ranks, pairs of GPUs, samples over time."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The report as programs read it: its schema is published, and it is on disk whole or not at all."""
 
-from __future__ import annotations
-
 import codecs
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The page as a reader opens it: verdict first, nothing fetched, nothing of a log taken for markup."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser

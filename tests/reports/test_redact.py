@@ -1,7 +1,5 @@
 """A report that can be passed on: no name of the site is left in it, and every check still comes to the same."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

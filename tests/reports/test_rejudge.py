@@ -1,7 +1,5 @@
 """Today's rules on stored evidence: what was edited is found, and what broke stays broken."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The report as people read it: 80 columns, what failed and what to do, and never a CPU that looks like a GPU."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable

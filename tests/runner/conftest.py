@@ -1,7 +1,5 @@
 """Small checks of a site's own, run by real processes in this interpreter; none of them needs torch."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from collections.abc import Callable

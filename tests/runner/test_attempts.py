@@ -1,7 +1,5 @@
 """Only slowness is taken back by a better measurement; what was wrong once is the verdict."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a container of an image is started with, and what its end says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

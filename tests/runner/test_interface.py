@@ -1,7 +1,5 @@
 """Which Python is meant, and what it promises."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

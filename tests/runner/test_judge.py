@@ -1,7 +1,5 @@
 """From measurements to one verdict: closed in every doubt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

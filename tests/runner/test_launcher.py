@@ -1,7 +1,5 @@
 """A rank's place is read off whichever launcher there is; a contradiction is no place at all."""
 
-from __future__ import annotations
-
 from envcheck.runner.launcher import Place, complaints, place
 from tests.tables import each
 

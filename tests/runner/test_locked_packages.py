@@ -1,7 +1,5 @@
 """A lock named by its digest is compared with where it is shipped, or where a build here made it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What is kept of a rank's last words: where it went wrong, and not what envcheck did around it."""
 
-from __future__ import annotations
-
 from envcheck.runner.judging import lost_rank
 from envcheck.runner.outcomes import last_lines
 from tests.builders import check_module

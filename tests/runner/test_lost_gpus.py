@@ -1,7 +1,5 @@
 """A GPU that the driver lost is never hidden by leaving its check out."""
 
-from __future__ import annotations
-
 from envcheck.checks import ERROR, View
 from envcheck.node.snapshot import Signal, Snapshot, Why
 from envcheck.runner.judging import decide, lost_gpus_row, verdict

@@ -1,7 +1,5 @@
 """What a site demands of measured values: on both sides of each bound, and never met by what was not measured."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

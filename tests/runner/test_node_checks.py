@@ -1,7 +1,5 @@
 """What a site demands of a node: each demand is its own check, judged on both sides, and a wrong file is one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Broken peer-to-peer: seen once, left out after, and never taken for the fault of whoever ran without it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which checks a run does: by level, by name, and never silently none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A repeated run: all rounds in one row, and no bad round hidden by a hundred good ones."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run that was killed is gone on with where it stopped, and only where it is the same run."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

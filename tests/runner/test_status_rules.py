@@ -1,7 +1,5 @@
 """A status that changes after the judge names the rule that changed it, and reports say so."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

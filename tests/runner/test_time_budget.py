@@ -1,7 +1,5 @@
 """A budget is spent on the most telling first, and what it leaves out is told: never a pass, never silence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Odd but sound surroundings of a run: they change nothing, or the one thing that they break is named."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A key changes with content and with nothing else: not with a mirror, a date or a secret's value."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

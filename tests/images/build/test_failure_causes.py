@@ -1,7 +1,5 @@
 """A failed build names its step, its last words and what to do; texts are what the tools really print."""
 
-from __future__ import annotations
-
 from envcheck.images.build_log import diagnose, explain
 from tests.tables import each
 

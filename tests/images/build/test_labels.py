@@ -1,7 +1,5 @@
 """An image whose labels are not its spec's promises gets no tag, and the lie is named."""
 
-from __future__ import annotations
-
 import pytest
 
 from envcheck.errors import PromiseError

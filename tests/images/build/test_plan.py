@@ -1,7 +1,5 @@
 """The plan is exactly what the engine runs, and holds no secret's value."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

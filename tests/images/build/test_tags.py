@@ -1,7 +1,5 @@
 """A tag says every axis; an alias never goes back."""
 
-from __future__ import annotations
-
 import pytest
 
 from envcheck.errors import ConfigError

@@ -1,7 +1,5 @@
 """Where a build's parts came from is read off its log, BuildKit's or a plain one."""
 
-from __future__ import annotations
-
 from envcheck.images.build_log import UsedSource, used
 
 BUILDKIT = """\

@@ -1,7 +1,5 @@
 """A bootstrapped base: the same recipe has the same name, and its mirror is no part of it."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """From spec to tag, against an engine that keeps its images in a dict: what is skipped, refused, tagged, held back."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

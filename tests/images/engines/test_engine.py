@@ -1,7 +1,5 @@
 """What docker and podman are asked, and what of their answers is taken for what; tests/e2e asks real ones."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

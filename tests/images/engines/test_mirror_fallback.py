@@ -3,8 +3,6 @@
 Two real servers on the loopback, the build's own installer, and the downloader of --prefetch.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Programs are run with a limit, listened to line by line, and ended whole."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Without an engine: the same lock and promises as a virtual environment, complete or not at all. Real uv."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Specs of published cells for the tests of formats."""
 
-from __future__ import annotations
-
 from envcheck.images.formats import FormatOptions, written
 from envcheck.images.spec import ImageSpec, load_spec, select
 from envcheck.matrix.file.load import load

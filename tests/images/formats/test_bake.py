@@ -1,7 +1,5 @@
 """The bake file that another machine builds, also as buildx itself reads it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

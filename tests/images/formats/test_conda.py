@@ -1,7 +1,5 @@
 """The conda environment: the lock's own pins, and what conda must know of CUDA."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import yaml

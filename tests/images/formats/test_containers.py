@@ -1,7 +1,5 @@
 """The files that start a finished image: compose, devcontainer.json, an Apptainer definition."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

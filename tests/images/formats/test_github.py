@@ -1,7 +1,5 @@
 """The matrix of GitHub Actions."""
 
-from __future__ import annotations
-
 import json
 
 import msgspec

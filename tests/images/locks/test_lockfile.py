@@ -1,7 +1,5 @@
 """A lock holds exact, hashed pins and nothing else, in one form."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from hypothesis import given

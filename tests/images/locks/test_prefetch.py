@@ -1,7 +1,5 @@
 """Prefetch: what a lock names is brought into the store, compared with its hash, and then built without any network."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

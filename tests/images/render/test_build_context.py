@@ -1,7 +1,5 @@
 """A build context is self-contained, mirror-configured, and leaks nothing; its scripts hold every file to its hash."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

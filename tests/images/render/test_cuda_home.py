@@ -1,7 +1,5 @@
 """NVIDIA's wheels, each with directories of its own, become one directory that compilers take for a toolkit."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rendered files are pure, complete, and hold nothing they must not."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

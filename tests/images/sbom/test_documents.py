@@ -1,7 +1,5 @@
 """The bills of materials against the official schemas, and against the locks that they are made from."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """The bill of materials against an environment that was built from the same locks."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

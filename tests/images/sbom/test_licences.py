@@ -1,7 +1,5 @@
 """Licences are what metadata states, and nothing else."""
 
-from __future__ import annotations
-
 import email.parser
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Builds of the CPU cell and of one with CUDA, and sdists made on the spot."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """A compiled wheel is used only if it is of its sdist, reads whole, and has code for the GPUs that were asked for."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path

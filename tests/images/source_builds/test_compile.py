@@ -1,7 +1,5 @@
 """Real sdists, compiled against a real torch with this machine's compiler: what is kept, and why another is not."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import threading

@@ -1,7 +1,5 @@
 """A compiled wheel is found again by its build, and only whole."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a build from source is given: GPUs that its nvcc can compile for, jobs by memory, and a key for all of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

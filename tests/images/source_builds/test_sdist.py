@@ -1,7 +1,5 @@
 """An sdist is pinned once with its hash, and what its build needs is read, not run."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from pathlib import Path

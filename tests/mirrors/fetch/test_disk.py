@@ -1,7 +1,5 @@
 """The disk: one that is full or taken away, a process that is killed, and what another user plants there."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """An index, a hub and a mirror that attack whoever asks them: each ends in one line or the right bytes, in time."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """What a profile names by reference is told to its host by our own client, and to no other."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Every form of a report shows each measurement and each finding; none hides what was no pass."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A report format is one module of envcheck/reports/formats: the command line takes it as soon as it is there."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """JUnit as CI viewers read it: valid by Jenkins' schema (junit-10.xsd) and by Ant's (JUnit.xsd) at once."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

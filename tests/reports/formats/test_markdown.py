@@ -1,7 +1,5 @@
 """The step summary as GitHub shows it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from envcheck.reports.formats.markdown import markdown

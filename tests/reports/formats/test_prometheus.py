@@ -1,7 +1,5 @@
 """The textfile form: what an alert can rely on, by the format's own grammar and by promtool."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Whatever a report holds, every form of it can be read back by that form's own readers."""
 
-from __future__ import annotations
-
 import html.parser
 import re
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """If envcheck dies, nothing it started lives on; if the worker dies, envcheck says so and nothing lives on either."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

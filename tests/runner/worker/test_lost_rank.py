@@ -1,7 +1,5 @@
 """A rank that is stopped, hangs, dies or never comes is named, and not one of those that waited for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

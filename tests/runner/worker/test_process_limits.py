@@ -1,7 +1,5 @@
 """A failure that a limit of this process explains names that limit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a rank finds in its environment: torchrun's names, and every choice of the user's own."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

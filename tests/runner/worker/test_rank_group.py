@@ -1,7 +1,5 @@
 """Whatever a check's processes do to themselves is one error of that check, named, and of no other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """What a target's torch says of itself, asked without ever touching CUDA where ranks are forked from."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import sys
