@@ -39,8 +39,6 @@ def test_the_truth_passes_and_one_rank_is_a_skip(h100: View, cpu: View) -> None:
     assert (outcome.status, outcome.details["seed"]) == (PASS, 7)
     assert collectives.judge(cpu, entries(2, gpu=False)).status == PASS
     assert collectives.judge(cpu, entries(1, gpu=False)).status == SKIP
-    assert collectives.judge(h100, []).status == ERROR
-    assert collectives.judge(h100, entries()[:5]).status == ERROR
 
 
 @each("name", NAMES)
@@ -97,16 +95,10 @@ def test_a_wait_that_says_nothing_is_no_pass(h100: View, change: Entry) -> None:
     assert collectives.judge(h100, ranks).status == ERROR
 
 
-@each(
-    "done",
-    [
-        {"cases": 6, "elements": -1, "wrong": 0},
-        {},
-        None,
-        {"cases": 0, "elements": 0, "wrong": 0},
-        {"cases": 6, "elements": 9},
-    ],
-)
+NO_CASES = {"cases": 0, "elements": 0, "wrong": 0}
+
+
+@each("done", [{"cases": 6, "elements": -1, "wrong": 0}, {}, None, NO_CASES, {"cases": 6, "elements": 9}])
 def test_a_collective_that_compared_nothing_is_no_pass(h100: View, done: Any) -> None:
     ranks = entries()
     ranks[2]["done"]["all-to-all"] = done

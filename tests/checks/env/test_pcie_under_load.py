@@ -25,15 +25,12 @@ def bus(root: Path, speed: str, width: str = "16") -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    ("speed", "generation"),
-    [("2.5 GT/s PCIe", 1), ("8.0 GT/s PCIe", 3), ("16.0 GT/s PCIe", 4), ("32.0 GT/s PCIe", 5), ("64.0 GT/s PCIe", 6)],
-)
+@each("speed, generation", [("2.5", 1), ("8.0", 3), ("16.0", 4), ("32.0", 5), ("64.0", 6)])
 def test_the_kernels_rates_are_generations(tmp_path: Path, speed: str, generation: int) -> None:
-    assert pcie_under_load.link("0000:1b:00.0", bus(tmp_path, speed)) == (generation, 16)
+    assert pcie_under_load.link("0000:1b:00.0", bus(tmp_path, f"{speed} GT/s PCIe")) == (generation, 16)
 
 
-@pytest.mark.parametrize(("speed", "width"), [("Unknown", "16"), ("", "16"), ("7 GT/s", "16"), ("8.0 GT/s", "?")])
+@each("speed, width", [("Unknown", "16"), ("", "16"), ("7 GT/s", "16"), ("8.0 GT/s", "?")])
 def test_a_link_that_is_not_told_is_no_link(tmp_path: Path, speed: str, width: str) -> None:
     with pytest.raises(ValueError, match="tells"):
         pcie_under_load.link("0000:1b:00.0", bus(tmp_path, speed, width))
@@ -49,12 +46,11 @@ def test_cuda_tells_the_address_of_its_device_in_the_kernels_letters() -> None:
         text.value = b"0000:1B:00.0"
         return 0
 
-    assert (
-        pcie_under_load.address(3, SimpleNamespace(cuDeviceGet=lambda *_: 0, cuDeviceGetPCIBusId=name))
-        == "0000:1b:00.0"
-    )
+    cuda = SimpleNamespace(cuDeviceGet=lambda *_: 0, cuDeviceGetPCIBusId=name)
+    assert pcie_under_load.address(3, cuda) == "0000:1b:00.0"
+    cuda.cuDeviceGet = lambda *_: 101
     with pytest.raises(OSError, match="no bus address of its device 3"):
-        pcie_under_load.address(3, SimpleNamespace(cuDeviceGet=lambda *_: 101, cuDeviceGetPCIBusId=name))
+        pcie_under_load.address(3, cuda)
 
 
 def rank(*readings: Any, **entry: Any) -> Entry:

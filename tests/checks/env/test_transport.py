@@ -58,11 +58,7 @@ def test_nccl_is_asked_before_and_its_log_is_read_after(tmp_path: Any, monkeypat
     # As NCCL expands it.
     (scratch / data["NCCL_DEBUG_FILE"].replace("%%", "%").rpartition("/")[2]).write_bytes(b"\xff NCCL INFO x\n")
     assert transports.read(rank)["lines"] == 1
-
-
-def test_gloo_is_not_asked_of_nccl(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    data: dict[str, str] = {}
-    monkeypatch.setattr("os.environ", data)
+    data.clear()
     transports.ask(Rank(0, 2, 0, "cpu", "gloo", str(tmp_path)))
     assert data == {}
 
@@ -226,13 +222,10 @@ def test_what_no_parser_of_ours_wrote_is_no_pass(node: Node, field: str, value: 
 )
 def test_bandwidth_is_judged_by_the_link_that_is_proven(node: Node, message: str, way: str, judged: str) -> None:
     assert transports.of(node("h100x8"), entries(8, way, message)).judged == judged
-
-
-def test_where_nothing_is_proven_what_nvml_shows_is_the_guess(node: Node) -> None:
+    # Where nothing is proven, what NVML shows is the guess.
     silent = [{**entry, "nccl": {}} for entry in entries(2, "P2P/CUMEM")]
-    assert transports.of(node("h100x8"), silent).judged == "nvls"
-    assert transports.of(node("mixed"), silent).judged == "pcie"
-    assert transports.of(dataclasses.replace(node("cpu"), mode="cpu"), silent).judged == ""
+    views = (node("h100x8"), node("mixed"), dataclasses.replace(node("cpu"), mode="cpu"))
+    assert [transports.of(view, silent).judged for view in views] == ["nvls", "pcie", ""]
 
 
 @each("wrong, status", [([], PASS), (["all-reduce"], FAIL), (None, ERROR), ("", ERROR)])
