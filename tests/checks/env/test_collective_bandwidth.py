@@ -189,7 +189,7 @@ class Event:
         """Take the stream's time."""
         self.at = Event.clock
 
-    def elapsed_time(self, later: Event) -> float:
+    def elapsed_time(self, later: "Event") -> float:
         """Return the milliseconds to a later event."""
         assert self.at is not None
         assert later.at is not None
