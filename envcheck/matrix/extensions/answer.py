@@ -139,42 +139,28 @@ def resolve_with(
     best = search(rules, plain, requested) if plain.legal else None
     if best is None:
         return _extended(plain)
-    alternatives = alternatives_with(rules, plain, requested, best)
-    refused = [*_refused_cells(rules, plain, requested, best)] if every_cell else []
-    if not best.choice.complete:
-        return _none_fits(plain, requested, best, alternatives, refused)
+    more: dict[str, object] = {
+        "alternatives": alternatives_with(rules, plain, requested, best),
+        "refused_cells": [*_refused_cells(rules, plain, requested, best)] if every_cell else [],
+    }
     cell = best.choice.place.cell
+    if not best.choice.complete:
+        first = _refusals(requested, best)
+        reasons = [f"{each.name}: {each.word}: {each.reason}" for each in first]
+        nothing: dict[str, object] = {"cell": None, "published": None, "buildable": None, "install": [], "index": ""}
+        more |= {"verdict": first[0].word, "reasons": reasons, "refused": first, "closest": str(cell)}
+        return _extended(plain, **nothing, **more)
     pinned = plain.query.replace(torch=f"=={cell.torch}", variant=cell.variant, cuda=None, python=cell.python)
     only = resolve(matrix, pinned, read_here=plain.read_here, notes=notes)
-    return _fits(plain, only, requested, best, alternatives, refused)
+    chosen = [_chosen(want, fit) for want, fit in zip(requested, best.choice.fits, strict=True)]
+    weak = list(dict.fromkeys([*only.weak, *(fact for each in chosen for fact in each.weak)]))
+    more |= {"query": plain.query, "verified": not weak, "weak": weak, "extensions": chosen}
+    return _extended(only, ranked=plain.ranked, rejected=plain.rejected, **more)
 
 
 def _extended(plain: Resolution, **changes: object) -> ExtensionResolution:
     fields = {name: getattr(plain, name) for name in plain.__struct_fields__}
     return ExtensionResolution(**{**fields, **changes})
-
-
-def _fits(
-    plain: Resolution,
-    only: Resolution,
-    requested: list[WantedExtension],
-    best: Answer,
-    alternatives: list[Alternative],
-    refused: list[RefusedCell],
-) -> ExtensionResolution:
-    chosen = [_chosen(want, fit) for want, fit in zip(requested, best.choice.fits, strict=True)]
-    weak = list(dict.fromkeys([*only.weak, *(fact for each in chosen for fact in each.weak)]))
-    return _extended(
-        only,
-        query=plain.query,
-        alternatives=alternatives,
-        verified=not weak,
-        weak=weak,
-        ranked=plain.ranked,
-        rejected=plain.rejected,
-        extensions=chosen,
-        refused_cells=refused,
-    )
 
 
 def _chosen(want: WantedExtension, fit: Fit) -> ChosenExtension:
@@ -190,30 +176,6 @@ def _chosen(want: WantedExtension, fit: Fit) -> ChosenExtension:
         sha256=wheel.sha256.get(fit.file or "") if wheel else None,
         verified=not fit.weak,
         weak=list(fit.weak),
-    )
-
-
-def _none_fits(
-    plain: Resolution,
-    requested: list[WantedExtension],
-    best: Answer,
-    alternatives: list[Alternative],
-    refused: list[RefusedCell],
-) -> ExtensionResolution:
-    first = _refusals(requested, best)
-    return _extended(
-        plain,
-        verdict=first[0].word,
-        cell=None,
-        reasons=[f"{each.name}: {each.word}: {each.reason}" for each in first],
-        alternatives=alternatives,
-        published=None,
-        buildable=None,
-        install=[],
-        index="",
-        refused=first,
-        closest=str(best.choice.place.cell),
-        refused_cells=refused,
     )
 
 
