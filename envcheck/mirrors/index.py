@@ -52,10 +52,7 @@ _MOST_TAGS: Final = 200
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IndexFile:
-    """One file that a page lists. `sha256`, `size` (bytes) and `uploaded` are None if the page does not have them.
-
-    `yanked` files were withdrawn by their project.
-    """
+    """One file that a page lists, with None for what it does not say. `yanked`: withdrawn by its project."""
 
     name: str
     url: str
@@ -195,10 +192,7 @@ def python_index() -> str:
 
 
 def pytorch_index() -> str:
-    """Return the base URL of PyTorch's indexes (`/cpu`, `/cu128`, ... follow it), as uv's --torch-backend uses it.
-
-    uv runs offline and reports which page it would have read.
-    """
+    """Return the base URL of PyTorch's indexes (`/cpu`, ... follow it): uv, offline, reports what it would read."""
     process = _uv("--torch-backend", "cpu", "--offline", "--verbose", requirements="torch")
     match = _PYTORCH.search(process.stderr)
     if match is None:
@@ -316,9 +310,10 @@ def match_files(
             why = "its page has no hashes" if unhashed else "no file on its page has a hash of the lock"
             reasons.append(f"{prefix}{why}")
     names = {str(file.sha256): file.name for file in reversed(listed) if file.sha256 in package.sha256}
-    names = names or _only_candidate(
-        package, [*(file.name for file in listed if file.sha256 is None), *(p.name for p in local)]
-    )
+    unsure = {file.name for file in listed if file.sha256 is None} | {path.name for path in local}
+    fitting = [name for name in unsure if not names and fits(package, name)]
+    if len(fitting) == len(package.sha256) == 1:
+        names = {package.sha256[0]: fitting[0]}
     if not names:
         message = f"{package.project}: {'; '.join(dict.fromkeys(reasons)) or 'no index is configured'}"
         error = UnavailableError if unread or not reasons else NotFoundError
@@ -331,11 +326,6 @@ def _located_file(digest: str, name: str, listed: Sequence[IndexFile], local: Se
     size = next((file.size for file in same if file.size is not None), None)
     urls = tuple(dict.fromkeys(file.url for file in same))
     return LocatedFile(name, digest, size, urls, tuple(path for path in local if path.name == name))
-
-
-def _only_candidate(package: LockedPackage, names: Iterable[str]) -> dict[str, str]:
-    fitting = {name for name in names if fits(package, name)}
-    return {package.sha256[0]: fitting.pop()} if len(fitting) == 1 and len(package.sha256) == 1 else {}
 
 
 def _belongs_to(package: LockedPackage, name: str) -> bool:

@@ -1,9 +1,13 @@
-"""What `fetch CELL` asks for."""
+"""What `fetch CELL` asks for, also when envcheck is installed from its wheel, far from any checkout."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import types
+import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +33,25 @@ def test_a_cell_without_a_lock_for_this_machine_is_one_line(monkeypatch: pytest.
     monkeypatch.setattr(os, "uname", lambda: types.SimpleNamespace(machine="aarch64"))
     with pytest.raises(ConfigError, match=r"has no lock for aarch64; run `envcheck lock \S+ --arch aarch64`"):
         locked_cells(SETTINGS, "torch2.13.0-cpu-py311", one=False)
+
+
+def test_the_locks_come_with_the_wheel(tmp_path: Path) -> None:
+    top = Path(__file__).parents[2]
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")]
+    subprocess.run(build, cwd=top, check=True, capture_output=True)
+    with zipfile.ZipFile(next((tmp_path / "dist").glob("*.whl"))) as wheel:
+        wheel.extractall(tmp_path / "site")
+    profile = tmp_path / "profile.yaml"
+    profile.write_text(
+        "name: t\nclosed: true\npypi: [{url: 'http://127.0.0.1:9'}]\npytorch: [{url: 'http://127.0.0.1:9'}]\n"
+    )
+    words = [sys.executable, "-m", "envcheck", "fetch", "torch2.13.0-cpu-py311", "--mirror", str(profile)]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "no_proxy": "*"}
+    completed = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 3, completed.stderr
+    assert "no connection" in completed.stderr
+    where = [sys.executable, "-c", "import envcheck; print(envcheck.__file__)"]
+    assert (
+        str(tmp_path)
+        in subprocess.run(where, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    )

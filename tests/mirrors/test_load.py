@@ -136,6 +136,11 @@ def test_none_is_every_clients_own_default() -> None:
         (("kind: find-links", "kind: flat"), ":4: pypi[1].kind: Invalid enum value 'flat'"),
         (("kind: find-links", "sort: flat"), ":4: pypi[1].sort: unknown key"),
         (("token: allow", "token: hf_abc"), ":10: hf.token: expected never or allow"),
+        (("token: allow", "fallbacks: [b.example]"), ":10: hf.fallbacks[0]: 'b.example' is not a URL"),
+        (
+            ("endpoint: https://hf.mirror.example", "fallbacks: ['https://b.example']"),
+            ":9: hf.fallbacks: fallbacks without an",
+        ),
         (("https://mirror.example/pypi", "ftp://mirror.example/pypi"), ":3: pypi[0].url: 'ftp://"),
         (("[https://mirror.example]", "[/srv/apt]"), ":11: apt[0]: '/srv/apt' is not a URL"),
         (("https://mirror.example/pypi/simple", "https://mirror.example/a b"), ":3: pypi[0].url: a blank"),

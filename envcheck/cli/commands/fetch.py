@@ -207,7 +207,7 @@ def _fetched(settings: Settings, options: FetchOptions, done: list[FetchedFile],
     names = {file.blob: file.path for file in requested.files}
     with _shown(settings, client, options, [file.size for file in requested.files], stop) as (means, say):
         done[:] = fetch_revision(requested, endpoints, options.output, means, _collected(done, say, names))
-    return f"use it with HF_HUB_OFFLINE=1 HF_HUB_CACHE={options.output.absolute()}: {_call(requested)}"
+    return f"use it with HF_HUB_OFFLINE=1 HF_HUB_CACHE={options.output.absolute()}"
 
 
 def _located(cells: list[CellLocks], profile: Profile, client: Client, options: FetchOptions) -> list[WantedFile]:
@@ -238,21 +238,11 @@ def _collected(
 
 def _result(fetched: FetchedFile) -> str:
     size = format_bytes(fetched.size)
-    if not fetched.size:
-        return f"{size}  empty"
     if not fetched.moved:
         return f"{size}  was there{', linked or copied' if fetched.sources else ''}"
     went_on = f", {format_bytes(fetched.found)} of it from an earlier run" if fetched.found else ""
     rate = format_bytes(int(fetched.moved / max(fetched.seconds, 1e-9)))
     return f"{size}{went_on}  {', '.join(fetched.sources)}  {rate}/s"
-
-
-def _call(revision: Revision) -> str:
-    """Return what reads it in Python; `datasets` looks up no name without a network, but takes a directory."""
-    pinned = "" if revision.ref else f", revision={revision.revision!r}"
-    if revision.kind == "model":
-        return f"from_pretrained({revision.repo!r}{pinned})"
-    return f"load_dataset(snapshot_download({revision.repo!r}, repo_type='dataset'{pinned}))"
 
 
 @contextmanager

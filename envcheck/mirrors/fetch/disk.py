@@ -79,10 +79,7 @@ def read_journal(part: Path, digest: str) -> Journal:
 
 @contextlib.contextmanager
 def locked(part: Path, digest: str, options: TransferOptions) -> Iterator[int]:
-    """Open and lock the unfinished file. The kernel releases the lock when the process ends.
-
-    After an error the file stays only if a later run can resume it.
-    """
+    """Open and lock the unfinished file. After an error the file stays only if a later run can resume it."""
     while True:
         file = safe_files.create_or_reopen(part)
         try:
@@ -114,11 +111,7 @@ def _lock(file: int, part: Path, options: TransferOptions) -> None:
 
 def _is_current(file: int, part: Path) -> bool:
     """Tell whether the path still names the open file. Another process may have finished and renamed it."""
-    try:
-        named, opened = part.lstat(), os.fstat(file)
-    except FileNotFoundError:
-        return False
-    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+    return os.path.lexists(part) and os.path.samestat(part.lstat(), os.fstat(file))
 
 
 def reserve(file: int, size: int, part: Path) -> None:
@@ -130,23 +123,18 @@ def reserve(file: int, size: int, part: Path) -> None:
     usage = shutil.disk_usage(part.parent)
     # Without a total, the free space means nothing.
     if usage.total and size - os.fstat(file).st_blocks * _BLOCK > usage.free:
-        raise _no_space_error(part, size)
+        raise disk_error(OSError(errno.ENOSPC, ""), part, size)
 
 
 def disk_error(error: OSError, path: Path, size: int) -> UnavailableError:
     """Return the error for the user from a system error while `path` was written."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return _no_space_error(path, size)
+        message = f"{path.parent}: {size} bytes are needed and {shutil.disk_usage(path.parent).free} are free"
+        return UnavailableError(message, fix="free some space, or choose another directory (--output)")
     if error.errno == errno.EFBIG:
         message = f"{path.parent}: a file of {size} bytes is more than its file system or `ulimit -f` allows"
         return UnavailableError(message, fix="choose another directory (--output)")
     return UnavailableError(f"{path.parent}: {error.strerror}", fix="choose a writable directory (--output)")
-
-
-def _no_space_error(path: Path, size: int) -> UnavailableError:
-    free = shutil.disk_usage(path.parent).free
-    message = f"{path.parent}: {size} bytes are needed and {free} are free"
-    return UnavailableError(message, fix="free some space, or choose another directory (--output)")
 
 
 def write(file: int, chunk: bytes, at: int) -> None:
@@ -191,10 +179,7 @@ def has_hash(target: WantedFile, path: Path) -> bool:
 
 
 def take_local_copy(target: WantedFile, part: Path) -> int | None:
-    """Put a file of this machine at the path by a hard link, or by a copy if linking fails; return its size or None.
-
-    The link or copy is verified before it gets the name, because the original may change meanwhile.
-    """
+    """Put a file of this machine at the path, as a hard link or a copy that is verified; return its size or None."""
     copy = Path(f"{part}.local")
     for source in filter(Path.is_file, target.local):
         copy.unlink(missing_ok=True)

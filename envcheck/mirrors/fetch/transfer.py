@@ -26,11 +26,10 @@ _TICK: Final = 0.2
 
 
 def fetch(target: WantedFile, options: TransferOptions) -> FetchedFile:
-    """Fetch the file and verify its hash, or leave nothing at its path.
+    """Fetch the file and verify its hash, or leave nothing at its path; resume what an earlier process left.
 
-    A new process resumes what an earlier one left; a second process waits for the first. Raise PromiseError if the
-    sources have other bytes, UnavailableError if no source can be reached or the disk is full, StoppedError if
-    `options.stop` is set.
+    Raise PromiseError if the sources have other bytes, UnavailableError if no source can be reached or the disk is
+    full, StoppedError if `options.stop` is set.
     """
     if target.path.is_dir():
         message = f"{target.path} is a directory, not a file"
@@ -68,10 +67,9 @@ def _fetch_locked(target: WantedFile, options: TransferOptions, part: Path, file
 def fetch_all(
     targets: Sequence[WantedFile], options: TransferOptions, on_fetched: Callable[[FetchedFile], None]
 ) -> list[FetchedFile]:
-    """Fetch every file, the largest first, and return the results in the order of `targets`.
+    """Fetch every file, the largest first; return the results in order, and call `on_fetched` for each as it ends.
 
-    Call `on_fetched` for each finished file. Raise the error of a file after the other files have ended. An interrupt
-    stops all transfers and keeps complete pieces.
+    Raise the error of a file after the other files have ended. An interrupt keeps complete pieces.
     """
     present, sizes, lock = [0] * len(targets), [target.expected or 0 for target in targets], threading.Lock()
 
@@ -108,7 +106,7 @@ def _results(futures: Sequence[Future[FetchedFile]]) -> list[FetchedFile]:
     if not errors:
         return [future.result() for future in futures]
     certain = [error for kind in (PromiseError, NotFoundError) for error in errors if isinstance(error, kind)]
-    first = next(iter(certain), errors[0])
+    first = (certain or errors)[0]
     if isinstance(first, EnvcheckError) and len(errors) > 1:
         message = f"{first.message} (and {counted(len(errors) - 1, 'more file')})"
         raise type(first)(message, fix=first.fix) from first

@@ -22,7 +22,7 @@ from urllib3.util import Timeout, make_headers
 
 from envcheck import __version__
 from envcheck.errors import ConfigError
-from envcheck.mirrors.net.credentials import Login, Netrc, logins, named_hosts
+from envcheck.mirrors.net.credentials import Login, logins, named_hosts
 from envcheck.mirrors.net.network_errors import NetworkError, SlowError, network_error, proxy_variable
 from envcheck.mirrors.net.responses import POOLS, HttpResponse, within
 from envcheck.mirrors.net.urls import host_of, origin_of, proxy_login, proxy_of, redirect_target
@@ -54,16 +54,12 @@ class _SentRequest(Secret, frozen=True):
 
 
 class Client:
-    """An HTTP client with pooled connections; safe to use from several threads. Timeouts are in seconds.
-
-    `within`: the hosts that may be contacted; None for all.
-    """
+    """An HTTP client for several threads; timeouts in seconds. `within`: the hosts that it may ask, None for all."""
 
     def __init__(
         self,
         *,
         ca: Path | None = None,
-        netrc_file: Path | None = None,
         logins: Sequence[Login] = (),
         connect: float = 10.0,
         read: float = 25.0,
@@ -73,7 +69,7 @@ class Client:
         self._within = within
         self._context = None if ca is None else _trust(ca)  # else the system's are read at the first https request
         self._connect, self._read = connect, read
-        self._logins = [*logins, *([Netrc(netrc_file)] if netrc_file else [])]
+        self._logins = logins
         self._options: dict[str, Any] = {"num_pools": 16, "maxsize": connections, "retries": False}
         self._pools: dict[tuple[str | None, bool], urllib3.PoolManager] = {}
         self._lock = threading.Lock()
@@ -97,21 +93,20 @@ class Client:
         A file is sent as it is read. `login` comes before the logins of the client. Raise NetworkError if there is no
         response, or if what is no GET or HEAD is redirected to another origin.
         """
-        hosts, passed = list[str](), list[Mapping[str, str]]()
+        hosts: list[str] = []
         request = _SentRequest(method, headers or {}, body, login)
         for _ in range(HOPS):
             hosts.append(host_of(url))
             try:
                 response = self._send(request, url)
             except NetworkError as error:
-                if not passed:
+                if len(hosts) == 1:
                     raise
                 message = f"redirected to {host_of(url)}: {error}"
                 raise type(error)(message, error.fix) from error
             target = response.headers.get("Location")
             if response.status not in _REDIRECTS or target is None:
-                return HttpResponse(response, url, hosts, passed)
-            passed.append(response.headers)
+                return HttpResponse(response, url, hosts)
             _drain(response)
             url = _next_hop(request, url, target, response.status)
         message = f"more than {HOPS} redirects, the last to {host_of(url)}"
@@ -176,13 +171,10 @@ def hub_client(profile: Profile, *more_endpoints: str, probes: bool = False, **o
 @contextlib.contextmanager
 def _opened(request: _SentRequest) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield the options of a request that send its body from the beginning, and how many bytes it has."""
-    if not request.body:
-        yield {}, 0
-        return
     with io.BytesIO(request.body) if isinstance(request.body, bytes) else request.body.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
-        yield {"body": file}, size
+        yield {"body": file} if size else {}, size
 
 
 def _next_hop(request: _SentRequest, url: str, target: str, status: int) -> str:

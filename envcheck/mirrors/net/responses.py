@@ -111,16 +111,11 @@ class WholeFileError(NetworkError):
 
 
 class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
-    """A response whose body is unread. `hosts` are the hosts of all hops; the last one serves the body.
+    """A response whose body is unread. `hosts` are the hosts of all hops; the last one serves the body."""
 
-    `passed` has the headers of each hop, because the first host may describe the file and the last one may not.
-    """
-
-    def __init__(
-        self, response: urllib3.BaseHTTPResponse, url: str, hosts: list[str], passed: list[Mapping[str, str]]
-    ) -> None:
+    def __init__(self, response: urllib3.BaseHTTPResponse, url: str, hosts: list[str]) -> None:
         self._response = response
-        self.url, self.hosts, self.passed = url, tuple(hosts), (*passed, response.headers)
+        self.url, self.hosts = url, tuple(hosts)
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
 

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import itertools
 import random
-import select
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -33,10 +32,9 @@ class Faults:
     """What a server does wrong. `first` is for how many requests it does so; None for ever.
 
     `status`: it answers so to requests whose number is `busy`. `ranges_until`: it forgets of ranges after so many.
-    `signed`: it redirects to that URL with a signature of its own for each request. `once`: it serves no URL twice.
     `expires`: every so many requests it answers 403, as to a link that has run out. `most`: no answer has more bytes.
     `extra`: each has so many more than were asked for. Not `sized`: it says no length, and ends with the connection.
-    `drip`: seconds before each byte of a body. `line`: the bytes a second of all its answers together.
+    `drip`: seconds before each byte of a body.
     """
 
     content: bytes = CONTENT
@@ -53,14 +51,11 @@ class Faults:
     delay: float = 0.0
     first: int | None = None
     gone_after: int | None = None
-    signed: str | None = None
-    once: bool = False
     expires: int | None = None
     most: int | None = None
     extra: int = 0
     sized: bool = True
     drip: float = 0.0
-    line: float | None = None
 
 
 class FileServer(Server):
@@ -69,7 +64,6 @@ class FileServer(Server):
     def __init__(self, faults: Faults, address: str, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(self.answer, address, tls=tls)
         self.faults = faults
-        self.line_free_at = 0.0
 
     @property
     def url(self) -> str:
@@ -82,13 +76,11 @@ class FileServer(Server):
         if faults.first is not None and number > faults.first:
             faults = Faults()
         time.sleep(faults.delay)
-        used = faults.once and self.paths.count(request.path) > 1
-        redirect = faults.redirect if faults.signed is None else f"{faults.signed}?signature={number}"
         if faults.gone_after is not None and number > faults.gone_after:
             return Answer(404)
-        if redirect is not None:
-            return Answer(302, headers={"Location": redirect})
-        if used or (faults.expires is not None and number % faults.expires == 0):
+        if faults.redirect is not None:
+            return Answer(302, headers={"Location": faults.redirect})
+        if faults.expires is not None and number % faults.expires == 0:
             return Answer(403, headers={"Retry-After": faults.retry_after} if faults.retry_after else {})
         if faults.status and faults.busy(number):
             return Answer(faults.status, headers={"Retry-After": faults.retry_after} if faults.retry_after else {})
@@ -101,43 +93,30 @@ class FileServer(Server):
         span = request.span(total) if faults.ranges and not forgets else None
         if span is None or request.headers.get("If-Range", etag) != etag:
             sized = {"Content-Length": str(total)} if faults.sized else {}
-            return self._sent(faults, faults.content, 200, {**sized, **tag}, request)
+            return self._sent(faults, faults.content, 200, {**sized, **tag})
         start, stop = span[0] + faults.other_range, span[1]
         if start >= total:
             return Answer(416, headers={"Content-Range": f"bytes */{total}"})
         part = faults.content[start:stop] + bytes(faults.extra)
         sized = {"Content-Length": str(len(part))} if faults.sized else {}
         data = {"Content-Range": f"bytes {start}-{stop - 1}/{total}", **sized, **tag}
-        return self._sent(faults, part, 206, data, request)
+        return self._sent(faults, part, 206, data)
 
-    def _sent(self, faults: Faults, body: bytes, status: int, headers: dict[str, str], request: Request) -> Answer:
+    def _sent(self, faults: Faults, body: bytes, status: int, headers: dict[str, str]) -> Answer:
         cut = body[: max(1, len(body) - faults.truncate)][: faults.most]
-        return Answer(status, self._parts(faults, cut, request), headers, close=len(cut) < len(body))
+        return Answer(status, self._parts(faults, cut), headers, close=len(cut) < len(body))
 
-    def _parts(self, faults: Faults, body: bytes, request: Request) -> Iterator[bytes]:
+    def _parts(self, faults: Faults, body: bytes) -> Iterator[bytes]:
         while faults.drip:
             yield b"x"
             time.sleep(faults.drip)
         half = len(body) // 2 if faults.stall else 0
         for part in (body[:half], body[half:]):
             for at in range(0, len(part), BLOCK):
-                self._queue(faults, request)
                 yield part[at : at + BLOCK]
             if part is not body[half:] or half:
                 time.sleep(faults.stall)
                 faults = dataclasses.replace(faults, stall=0.0)
-
-    def _queue(self, faults: Faults, request: Request) -> None:
-        """Wait for the next free time on the line. All answers take turns, as on a real one."""
-        if faults.line is None:
-            return
-        if select.select([request.connection], [], [], 0)[0]:  # a client that asks nothing more has gone away
-            raise BrokenPipeError
-        with self.lock:
-            now = time.monotonic()
-            at = max(now, self.line_free_at)
-            self.line_free_at = at + BLOCK / faults.line
-        time.sleep(at - now)
 
 
 @pytest.fixture

@@ -30,13 +30,6 @@ def ran(want: WantedFile, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words(want, *more), capture_output=True, text=True, check=False)
 
 
-def test_a_program_gets_an_object_when_all_is_well(serve: Serve, wanted_file: Want) -> None:
-    want = wanted_file(serve())
-    document = json.loads(ran(want, "--json").stdout)
-    assert document["error"] is None
-    assert [file["size"] for file in document["files"]] == [want.size]
-
-
 def test_a_program_gets_an_object_when_nothing_is_there(serve: Serve, wanted_file: Want) -> None:
     want = wanted_file(serve(status=404))
     completed = ran(want, "--json")

@@ -212,14 +212,6 @@ def test_a_file_that_does_not_match_is_fetched_again_from_the_next_source(
     assert leftovers(want) == []
 
 
-def test_a_file_that_becomes_another_one_is_fetched_anew(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
-) -> None:
-    want = wanted_file(serve(content=content[::-1], etag=lambda _: '"old"', first=2))
-    fetch(want, means)
-    assert want.path.read_bytes() == content
-
-
 def test_a_wrong_size_is_the_claim_of_one_source(
     serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
 ) -> None:
@@ -320,16 +312,6 @@ def test_a_limit_of_connections_holds(serve: Serve, wanted_file: Want, means: Tr
     server.process_request_thread = counted
     fetch(wanted_file(server), dataclasses.replace(means, connections=4, slots=threading.Semaphore(2)))
     assert 0 < most[1] <= 4
-
-
-def test_redirects_are_followed_anew_for_each_request(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
-) -> None:
-    target = serve(once=True)
-    want = wanted_file(serve(signed=target.url))
-    fetch(want, means)
-    assert want.path.read_bytes() == content
-    assert len(set(target.paths)) == len(target.paths)
 
 
 def test_several_at_once_move_a_file_once(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:

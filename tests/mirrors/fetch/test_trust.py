@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,20 +31,6 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-
-
-def test_a_netrc_password_goes_to_its_host_and_to_no_host_it_redirects_to(
-    serve: Serve, wanted_file: Want, means: TransferOptions, tmp_path: Path, content: bytes
-) -> None:
-    target = serve()
-    front = serve(redirect=target.url)
-    netrc = tmp_path / "netrc"
-    netrc.write_text(f"machine {front.server_address[0]} login me password {CANARY}\ndefault login me password x\n")
-    want = wanted_file(front)
-    fetch(want, dataclasses.replace(means, client=Client(netrc_file=netrc)))
-    assert want.path.read_bytes() == content
-    assert front.logins != {None}
-    assert target.logins == {None}
 
 
 def test_a_token_goes_to_its_origin_alone(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
@@ -131,25 +116,3 @@ def test_no_secret_is_written_or_said(serve: Serve, tmp_path: Path) -> None:
         message += "".join(path.read_text() for path in to.iterdir() if path.name.endswith(".journal"))
     assert server.requests
     assert CANARY not in message
-
-
-def test_nobody_else_is_asked(
-    serve: Serve, wanted_file: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every name looked up and every address connected to, by whatever thread: the mirror's alone."""
-    server = serve()
-    requests: set[Any] = set()
-    plain, look = socket.socket.connect, socket.getaddrinfo
-
-    def connect(self: socket.socket, address: Any) -> None:
-        requests.add(address)
-        plain(self, address)
-
-    def getaddrinfo(host: Any, port: Any, *remaining: Any, **more: Any) -> Any:
-        requests.add((host, port))
-        return look(host, port, *remaining, **more)
-
-    monkeypatch.setattr(socket.socket, "connect", connect)
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    fetch(wanted_file(server), means)
-    assert requests == {server.server_address[:2]}

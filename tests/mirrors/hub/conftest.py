@@ -8,10 +8,8 @@ import itertools
 import json
 import os
 import random
-import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -19,7 +17,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from envcheck.mirrors.hub import git_sha1
-from tests.http_server import Answer, Request, Server, Servers, paced, ranged
+from tests.http_server import Answer, Request, Server, Servers, ranged
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "owner/tiny"
@@ -77,9 +75,7 @@ class Repo:
 class Hub(Server):
     """An endpoint, on an address of its own. What it does wrong, or slowly, is set on it.
 
-    `busy`: the answers, with Retry-After 0, before the right ones. `cdn`: where files in LFS are redirected to, and
-    with a signature that is good for `signed` requests. `most`: no more bytes than that are given without a range.
-    `pause`: seconds between two 64 KiB. `xet`: it offers what huggingface_hub would rather take.
+    `busy`: the answers, with Retry-After 0, before the right ones.
     """
 
     def __init__(self, address: str = "127.0.0.1", **options: Any) -> None:
@@ -87,12 +83,6 @@ class Hub(Server):
         self.repos = {f"models/{REPO}": Repo(FILES)}
         self.token: str | None = None
         self.busy: list[int] = []
-        self.cdn: str | None = None
-        self.signed: int | None = None
-        self.most: int | None = None
-        self.pause = 0.0
-        self.xet = False
-        self.given: dict[str, int] = {}
 
     @property
     def repo(self) -> Repo:
@@ -136,8 +126,6 @@ class Hub(Server):
             return Answer(401)
         if path.startswith("/api/"):
             return self._api(path.removeprefix("/api/"))
-        if path.startswith("/cdn/"):
-            return self._cdn(request, path)
         kind = "datasets" if path.startswith("/datasets/") else "models"
         name, actual, remaining = path.removeprefix("/datasets").partition("/resolve/")
         commit, _, file = remaining.partition("/")
@@ -159,7 +147,7 @@ class Hub(Server):
         if repo is None or (tree and not _has(repo, commit)) or (named and not _has(repo, ref)):
             return Answer(404)
         if tree:
-            return _json([{**row, "xetHash": "f" * 64} if self.xet else row for row in repo.rows])
+            return _json(repo.rows)
         data = {"id": name.partition("/")[2], "sha": repo.commits[0], "lastModified": repo.changed, "tags": []}
         siblings = [{"rfilename": row["path"]} for row in repo.rows]
         return _json({**data, "modelId": data["id"], "private": False, "siblings": siblings})
@@ -171,27 +159,7 @@ class Hub(Server):
         tag = f'"{repo.tag(name)}"'
         data = {"X-Repo-Commit": repo.commits[0] if commit == "main" else commit, "ETag": tag, "X-Linked-ETag": tag}
         data["X-Linked-Size"] = str(len(content))
-        if self.xet:
-            data |= {"X-Xet-Hash": "f" * 64, "Link": f'<{self.url}/api/xet-read-token>; rel="xet-auth"'}
-        if self.cdn is not None and name in repo.large:
-            link = f"{self.cdn}/cdn/{sha256(repo.files[name])}/{request.number}"
-            return Answer(302, headers={**data, "Location": link})
-        return self._content(request, content, data)
-
-    def _cdn(self, request: Request, path: str) -> Answer:
-        """Return a file by its hash, as long as the link is good."""
-        digest = path.removeprefix("/cdn/").split("/")[0]
-        with self.lock:
-            self.given[path] = self.given.get(path, 0) + 1
-            over = self.signed is not None and self.given[path] > self.signed
-        files = [(repo, name) for repo in self.repos.values() for name in repo.large if name in repo.files]
-        actual = next((repo.content[name] for repo, name in files if sha256(repo.files[name]) == digest), None)
-        return Answer(403) if over or actual is None else self._content(request, actual, {"ETag": f'"{digest}"'})
-
-    def _content(self, request: Request, content: bytes, data: dict[str, str]) -> Answer:
-        if request.range is None and self.most is not None and len(content) > self.most:
-            return Answer(400)
-        return paced(ranged(request, content, data), self.pause)
+        return ranged(request, content, data)
 
 
 def _has(repo: Repo, commit: str) -> bool:
@@ -223,36 +191,3 @@ def run_hub(hub_python: Path, tmp_path: Path) -> Callable[..., str]:
         return completed.stdout
 
     return run
-
-
-@pytest.fixture
-def mirrored(hub_python: Path, tmp_path: Path) -> Iterator[Callable[[Hub], str]]:
-    """Give a function that starts olah in front of an endpoint and returns where it is."""
-    running: list[subprocess.Popen[bytes]] = []
-
-    def start(hub: Hub) -> str:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        at = f"127.0.0.1:{port}"
-        words = ["--host", "127.0.0.1", "--port", str(port), "--repos-path", str(tmp_path / "olah")]
-        words += ["--hf-scheme", "http", "--hf-netloc", hub.netloc, "--hf-lfs-netloc", hub.netloc]
-        words += ["--mirror-scheme", "http", "--mirror-netloc", at, "--mirror-lfs-netloc", at]
-        words += ["--log-path", str(tmp_path / "logs")]
-        environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
-        log = (tmp_path / "olah.log").open("wb")
-        command = [str(hub_python.with_name("olah-cli")), *words]
-        running.append(subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=log))
-        log.close()
-        for _ in range(300):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    return f"http://{at}"
-            assert running[-1].poll() is None, (tmp_path / "olah.log").read_text()[-2000:]
-            time.sleep(0.1)
-        pytest.fail("olah does not listen")
-
-    yield start
-    for process in running:
-        process.terminate()
-        process.wait(60)

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
+from envcheck.mirrors.fetch import request as fetch_retries
 from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.hub import (
     HubFile,
@@ -27,6 +28,8 @@ from envcheck.mirrors.hub import (
 )
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import HuggingFace, Profile
+from tests.certificates import self_signed
+from tests.http_server import Answer, Request, Server, Servers
 from tests.tables import each
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -46,10 +49,10 @@ print(json.dumps([os.path.basename(at), len(weights), AutoConfig.from_pretrained
 """
 
 
-def fetched(hub: Any, at: str, to: Path) -> list[Any]:
+def fetched(hub: Any, at: str, to: Path, *more: str) -> list[Any]:
     client = Client(connect=2.0, read=5.0)
     revision = read_revision(client, hub.url, REF)
-    return fetch_revision(revision, [at], to, TransferOptions(client), lambda _: None)
+    return fetch_revision(revision, [at, *more], to, TransferOptions(client), lambda _: None)
 
 
 def flip(hub: Any, path: str) -> None:
@@ -100,12 +103,23 @@ def test_a_snapshot_is_whole_or_not_there(hubs: Hubs, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("path", [LARGE, "config.json"])
-def test_wrong_bytes_of_the_right_size_and_etag_are_refused(hubs: Hubs, tmp_path: Path, path: str) -> None:
-    trusted, mirror = hubs(), hubs()
-    flip(mirror, path)
-    with pytest.raises(PromiseError):
-        fetched(trusted, mirror.url, tmp_path)
-    assert not (tmp_path / "models--owner--tiny/snapshots").exists()
+def test_what_the_first_endpoint_lacks_or_has_wrong_comes_from_the_second(
+    hubs: Hubs, tmp_path: Path, path: str
+) -> None:
+    origin, first, second = hubs(), hubs(), hubs()
+    fetched(origin, first.url, tmp_path / "first", second.url)
+    assert second.paths == []
+    del first.content["vocab.txt"]
+    flip(first, path)
+    names = {file.blob: file.path for file in read_revision(Client(), origin.url, REF).files}
+    sources = {names[one.path.name]: one.sources for one in fetched(origin, first.url, tmp_path / "both", second.url)}
+    assert [set(sources.pop(name)) for name in ("vocab.txt", path)] == [{second.netloc}] * 2
+    assert {host for given in sources.values() for host in given} == {first.netloc}
+    flip(second, path)
+    with pytest.raises(PromiseError, match=path):
+        fetched(origin, first.url, tmp_path / "none", second.url)
+    assert not (tmp_path / "none/models--owner--tiny/snapshots").exists()
+    assert not (tmp_path / "none/models--owner--tiny/refs").exists()
 
 
 def test_a_lock_has_every_sha256_and_needs_nobody_s_trust(hubs: Hubs, tmp_path: Path) -> None:
@@ -213,12 +227,136 @@ def test_the_commands(hubs: Hubs, tmp_path: Path) -> None:
     assert "HF_HUB_OFFLINE=1" in run("fetch", "--model", f"{REPO}@main", "--output", str(cache))
 
 
-@pytest.mark.tools
-def test_through_a_real_mirror_server_and_into_real_clients_without_a_network(
-    hubs: Hubs, mirrored: Callable[[Any], str], run_hub: Callable[..., str], tmp_path: Path
+@pytest.mark.parametrize("below", ["", "blobs", "snapshots", f"snapshots/{COMMIT}", f"snapshots/{COMMIT}/sub", "refs"])
+def test_a_directory_that_is_a_link_is_refused(hubs: Hubs, tmp_path: Path, below: str) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    planted = tmp_path / "to" / "models--owner--tiny" / below
+    planted.parent.mkdir(parents=True)
+    planted.symlink_to(victim)
+    with pytest.raises(ConfigError, match="has the name of a directory"):
+        fetched(hub := hubs(), hub.url, tmp_path / "to")
+    assert list(victim.iterdir()) == []
+
+
+def test_links_under_the_names_of_temporary_files_are_not_followed(hubs: Hubs, tmp_path: Path) -> None:
+    hub = hubs()
+    victim, folder = tmp_path / "victim", tmp_path / "to" / "models--owner--tiny"
+    victim.mkdir()
+    kept = victim / "kept"
+    kept.write_bytes(b"kept")
+    (folder / "blobs").mkdir(parents=True)
+    for row in hub.rows:
+        blob = row["lfs"]["oid"] if "lfs" in row else row["oid"]
+        (folder / "blobs" / f".{blob}.{blob[:8]}.part").symlink_to(kept)
+    fetched(hub, hub.url, tmp_path / "to")
+    assert (kept.read_bytes(), list(victim.iterdir())) == (b"kept", [kept])
+    snapshot = folder / "snapshots" / COMMIT
+    assert all((snapshot / row["path"]).read_bytes() == hub.content[row["path"]] for row in hub.rows)
+
+
+ELSEWHERE = "or use `fetch --lock FILE`, which needs no lookup"
+
+
+def lookup_error(endpoint: str, ref: Reference = REF) -> str:
+    with pytest.raises(UnavailableError) as failed:
+        read_revision(Client(connect=0.5, read=0.5), endpoint, ref)
+    assert "\n" not in str(failed.value)
+    return str(failed.value)
+
+
+def test_a_name_that_does_not_resolve() -> None:
+    fix = "check the name, the revision and the endpoint (`hf: {trusted: URL}` in the profile)"
+    assert (
+        lookup_error("https://x.invalid")
+        == f"model owner/tiny@main: x.invalid: the name does not resolve; {fix}, {ELSEWHERE}"
+    )
+
+
+def test_a_host_whose_certificate_is_not_trusted(servers: Servers, tmp_path: Path) -> None:
+    tls = self_signed(tmp_path, "127.0.0.1").context
+    rogue = servers.start(Server(lambda _: Answer(), tls=tls))
+    message = lookup_error(rogue.url)
+    assert f"{rogue.netloc}: TLS: self-signed certificate; set its CA certificate as `ca:`" in message
+
+
+@each(
+    ("status", "fix"),
+    [
+        (401, "check the name; if it is private or gated, set `hf: {token: allow}` or `credentials:` in the profile"),
+        (404, "check the name, the revision and the endpoint (`hf: {trusted: URL}` in the profile)"),
+        (503, "run it again later"),
+    ],
+)
+def test_an_answer_that_is_none(hubs: Hubs, monkeypatch: pytest.MonkeyPatch, status: int, fix: str) -> None:
+    monkeypatch.setattr(fetch_retries, "WAITS", (0.01,))
+    server = hubs()
+    server.busy = [status] * 9
+    assert (
+        lookup_error(server.url) == f"model owner/tiny@main: {server.netloc}: it answers {status}; {fix}, {ELSEWHERE}"
+    )
+
+
+def test_a_repository_and_a_revision_that_are_not_there(hubs: Hubs) -> None:
+    server = hubs()
+    for ref in (
+        Reference("model", "owner/other", "main"),
+        Reference("dataset", "owner/tiny", "main"),
+    ):
+        assert lookup_error(server.url, ref).startswith(
+            f"{ref.kind} {ref.repo}@main: {server.netloc}: it answers 404; check"
+        )
+    assert "@nosuch: " in lookup_error(server.url, Reference("model", "owner/tiny", "nosuch"))
+    assert "it answers 404" in lookup_error(server.url, Reference("model", "owner/tiny", "f" * 40))
+
+
+@pytest.fixture
+def listing(servers: Servers) -> Callable[[Callable[[str], tuple[list[dict[str, Any]], str]]], str]:
+    """Give a function that starts a hub whose pages of a list, and the links to the next, are made of the query."""
+
+    def start(page: Callable[[str], tuple[list[dict[str, Any]], str]]) -> str:
+        def answer(request: Request) -> Answer:
+            path, _, query = request.path.partition("?")
+            rows, link = page(query) if "/tree/" in path else ({"sha": "a" * 40}, "")
+            return Answer(200, json.dumps(rows).encode(), {"Link": f'<?{link}>; rel="next"'} if link else {})
+
+        return servers.start(Server(answer)).url
+
+    return start
+
+
+def row(name: str, size: object = 1, **more: object) -> dict[str, Any]:
+    return {"type": "file", "path": name, "size": size, "oid": "0" * 40, **more}
+
+
+def test_a_list_of_several_pages_is_read_to_its_end(listing: Any) -> None:
+    following = {"recursive=true&expand=false": "c=2", "c=2": "c=3", "c=3": ""}
+    folder = {"type": "directory", "path": "d"}
+    endpoint = listing(lambda query: ([folder] if query == "c=2" else [row(query[-1])], following[query]))
+    files = read_revision(Client(), endpoint, REF).files
+    assert [file.path for file in files] == ["e", "3"]
+
+
+@each(
+    ("page", "message"),
+    [
+        (lambda _query: ([{"type": "directory", "path": "d"}], "c=x"), "its list of files does not end after 0 files"),
+        (lambda query: ([row(f"f{len(query)}")], f"{query}x"), "its list of files does not end after 6 files"),
+        (lambda _query: ([row("a"), row("./a")], ""), "it lists 'a' twice"),
+    ],
+)
+def test_a_list_without_an_end_is_no_list(
+    listing: Any, monkeypatch: pytest.MonkeyPatch, page: Callable[[str], Any], message: str
 ) -> None:
+    """A list was cut at its ten thousandth page and taken for all that there is."""
+    monkeypatch.setattr("envcheck.mirrors.hub._PAGES", 6)
+    assert message in lookup_error(listing(page))
+
+
+@pytest.mark.tools
+def test_the_real_clients_read_it_without_a_network(hubs: Hubs, run_hub: Callable[..., str], tmp_path: Path) -> None:
     server = hubs()
     cache = tmp_path / "cache"
-    fetched(server, mirrored(server), cache)
+    fetched(server, server.url, cache)
     server.shutdown()
     assert json.loads(run_hub(WHOLE, cache, HF_HUB_OFFLINE="1")) == [COMMIT, 3_000_001, 8, [2, 5, 6, 3]]
