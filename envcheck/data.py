@@ -1,7 +1,5 @@
 """The files that ship with envcheck, in the checkout or the wheel's `_data`: where they are, and templates filled."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

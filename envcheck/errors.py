@@ -1,7 +1,5 @@
 """What can go wrong, each with the exit code it ends the command with and what the user does next."""
 
-from __future__ import annotations
-
 from typing import ClassVar, NoReturn
 
 

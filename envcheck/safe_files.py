@@ -4,8 +4,6 @@ Whoever can write to a directory can plant a link or a pipe under a name that en
 refuses links (O_NOFOLLOW), each new file is created (O_EXCL), and an unfinished one must be this user's alone.
 """
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import errno

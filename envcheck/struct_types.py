@@ -1,7 +1,5 @@
 """Structs of msgspec: records of our own, and types that msgspec must know before threads use them."""
 
-from __future__ import annotations
-
 import msgspec
 
 

@@ -1,7 +1,5 @@
 """The command line: one file a command, imported only when that command runs."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import json

@@ -7,8 +7,6 @@ Checks write them into these fields (docs/adding-a-check.md); a value of another
   `points` (TFLOP/s over time), `load.samples` (the GPU over time), `gpus` and `matrix` (by the GPUs' UUIDs).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

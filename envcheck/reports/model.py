@@ -3,8 +3,6 @@
 Its evidence, the snapshot and what was measured, is judged again by the rules of another day.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import platform

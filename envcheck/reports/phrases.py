@@ -1,7 +1,5 @@
 """What all forms of a report say alike: quantities, bounds, times, what ran on what, which GPU is named."""
 
-from __future__ import annotations
-
 import collections
 import datetime as dt
 import math

@@ -4,8 +4,6 @@ Within one report a name has one pseudonym, numbered as names come; with a key i
 that key (HMAC-SHA256), so that redacted reports can still be compared. names.toml says what is taken for a name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """`envcheck checks`: what each check promises, runs on, costs and is held against; whether it has met a real GPU."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import textwrap

@@ -1,7 +1,5 @@
 """`envcheck schema`: the JSON Schema of what a file or a command's JSON holds."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal

@@ -1,7 +1,5 @@
 """`envcheck watch`: run a command and say what its GPUs and processes did."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

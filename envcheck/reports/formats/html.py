@@ -1,7 +1,5 @@
 """A report as one HTML page that needs nothing else: no network, no script, no font. The parts of all our pages."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from html import escape

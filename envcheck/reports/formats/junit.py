@@ -4,8 +4,6 @@ It keeps to what two published schemas both allow: Jenkins' (jenkinsci/xunit-plu
 (windyroad/JUnit-Schema, JUnit.xsd). The latter has no output of single test cases: it stands in the suite's.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 from xml.etree import ElementTree as ET

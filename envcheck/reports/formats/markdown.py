@@ -1,7 +1,5 @@
 """A report as Markdown for a CI job's summary: the verdict, what is wrong, and a table of all checks."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

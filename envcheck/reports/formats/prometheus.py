@@ -1,7 +1,5 @@
 """A report as Prometheus text, for node_exporter's textfile collector: base units, one family a quantity."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import datetime as dt
