@@ -206,7 +206,7 @@ def work(bench: Bench, number: int) -> float:
     repository = bench.repository(f"one/work-{number}")
     image = push_image(repository, f"work {number}")
     report, began = report_of(image), time.process_time()
-    publish(repository, prepare(repository, image.digest, [report])[0], bench.key)
+    publish(repository, prepare(repository, image.digest, report), bench.key)
     now = dt.datetime.now(dt.timezone.utc).replace(microsecond=0)
     terms = ProofTerms(policies.read(bench.policies["cpu"]), None, now, load_matrix())
     proven = judge_image(read_proofs(repository, image.digest), image.digest, terms).chosen

@@ -4,7 +4,7 @@ import contextlib
 import datetime as dt
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, cast
 
 from envcheck.checks import LEVELS, limits
@@ -220,17 +220,12 @@ class PreparedProof(LightRecord, frozen=True):
     statement: Statement
 
 
-def prepare(repository: Repository, tag_or_digest: str, reports: Sequence[RunReport]) -> list[PreparedProof]:
-    """Return what each report says of the image that it ran. Nothing is written."""
-    for report in reports:
-        refuse_unpublishable(report)
-    archs = sorted({image_arch(report) for report in reports})
-    images = [image for arch in archs for image in remote_images(repository, tag_or_digest, arch)]
-    prepared = []
-    for report in reports:
-        image, packed = ran(report, images), evidence.pack(report)
-        prepared.append(PreparedProof(image, packed, state(packed, image)))
-    return prepared
+def prepare(repository: Repository, tag_or_digest: str, report: RunReport) -> PreparedProof:
+    """Return what the report says of the image that it ran. Nothing is written."""
+    refuse_unpublishable(report)
+    image = ran(report, remote_images(repository, tag_or_digest, image_arch(report)))
+    packed = evidence.pack(report)
+    return PreparedProof(image, packed, state(packed, image))
 
 
 def publish(repository: Repository, one: PreparedProof, by: PrivateKey | KeylessSigner) -> Publication:

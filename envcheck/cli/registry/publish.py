@@ -1,6 +1,5 @@
 """`envcheck publish`: put the proof of a run beside the image that ran."""
 
-import itertools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from envcheck.registry import publishing
 from envcheck.registry.attached_proofs import read_proofs
 from envcheck.registry.envelope import KeylessSigner
 from envcheck.registry.judge import JudgedProof, ProofTerms, judge_image, node_of
-from envcheck.registry.publishing import PreparedProof, Publication
+from envcheck.registry.publishing import Publication
 from envcheck.registry.references import parse_reference
 from envcheck.registry.repository import Repository
 from envcheck.registry.statement import ProofRefusal, Rejection
@@ -28,7 +27,7 @@ from envcheck.reports.model import load as load_report
 @dataclass(frozen=True, kw_only=True)
 class PublishOptions:
     reference: Annotated[str, Argument(metavar="REF")]
-    reports: Annotated[tuple[Path, ...], Option("--report", "A report of `envcheck run --image`. Repeatable.")]
+    report: Annotated[Path, Option("The report of `envcheck run --image`.")]
     key: Annotated[Path | None, Option("The private key that signs (`envcheck key new`).")] = None
     keyless: Annotated[bool, Option("Sign as this CI job, with its OIDC token and Sigstore.")] = False
     trust_config: Annotated[Path | None, Option("A Sigstore instance of your own, as ClientTrustConfig.")] = None
@@ -59,24 +58,21 @@ def command(options: PublishOptions, settings: Settings) -> None:
     _check(options)
     judge_by = None if options.policy is None else (access.policy(options.policy), load_matrix(settings.matrix))
     key = access.private_key(options.key) if options.key else None
-    reports = [load_report(path) for path in options.reports]
+    report = load_report(options.report)
     reference = parse_reference(options.reference)
     by = key or _keyless(options)
     repository = access.repository(reference, options.mirror)
-    prepared = publishing.prepare(repository, reference.wanted, reports)
-    done: list[Publication] = []
-    judged: list[JudgedProof] = []
+    prepared = publishing.prepare(repository, reference.wanted, report)
+    done = publishing.publish(repository, prepared, by)
+    judged = None
     try:
-        done.extend(publishing.publish(repository, one, by) for one in prepared)
         if judge_by:
             # Only now: a proof may expire while somebody types a password, or while a registry is slow.
-            terms = access.terms(judge_by[0], None, judge_by[1])
-            judged.extend(_read_back(repository, *one, terms) for one in zip(prepared, done, strict=True))
+            terms = access.terms(judge_by[0], node_of(report.snapshot), judge_by[1])
+            judged = _read_back(repository, prepared.image.manifest, done.proof, terms)
     finally:
-        # What was published is there, whatever came after it.
-        if done:
-            _show(done, judged, as_json=options.as_json)
-    sys.exit(1 if any(proof.refused for proof in judged) else 0)
+        _show(done, judged, as_json=options.as_json)  # what was published is there, whatever came after it
+    sys.exit(1 if judged and judged.refused else 0)
 
 
 def _check(options: PublishOptions) -> None:
@@ -88,16 +84,11 @@ def _check(options: PublishOptions) -> None:
         raise ConfigError(message, fix="leave it out, or sign with --keyless")
 
 
-def _read_back(
-    repository: Repository, prepared: PreparedProof, published: Publication, terms: ProofTerms
-) -> JudgedProof:
+def _read_back(repository: Repository, image: str, proof: str, terms: ProofTerms) -> JudgedProof:
     """Return the proof as the registry gives it back, judged for the node that ran."""
-    image = prepared.image.manifest
-    terms = structs.replace(terms, node=node_of(prepared.packed.report.snapshot))
     judged = judge_image(read_proofs(repository, image), image, terms).judged
     lost = Rejection(ProofRefusal.NO_PROOF, "the registry took the proof, and does not list it")
-    digest = published.proof
-    return next((one for one in judged if one.digest == digest), JudgedProof(digest, None, None, lost))
+    return next((one for one in judged if one.digest == proof), JudgedProof(proof, None, None, lost))
 
 
 def _keyless(options: PublishOptions) -> KeylessSigner:
@@ -107,26 +98,20 @@ def _keyless(options: PublishOptions) -> KeylessSigner:
     return KeylessSigner(options.trust_config)
 
 
-def _show(publications: list[Publication], judged: list[JudgedProof], *, as_json: bool) -> None:
-    read_back = list(itertools.zip_longest(publications, judged))
+def _show(one: Publication, proof: JudgedProof | None, *, as_json: bool) -> None:
     if as_json:
-        rows = [_row(one, proof) for one, proof in read_back]
-        access.say_json({"schema": "envcheck/publish/1", "published": rows})
+        holds = None if proof is None else proof.refused is None
+        read_back = {"holds": holds, **access.why(proof.refused if proof else None)}
+        row = {**structs.asdict(one), "result": one.statement.predicate.result, **read_back}
+        access.say_json({"schema": "envcheck/publish/1", "published": [row]})
         return
-    for one, proof in read_back:
-        access.say(f"published {one.statement.predicate.result} at level {one.statement.facts.level} beside")
-        access.say(f"  {one.image}")
-        access.say(f"  proof  {one.proof}")
-        access.say(f"  signed by {one.signer}")
-        if one.note:
-            access.say(f"  note: {one.note}")
-        if proof is not None:
-            access.say(f"  read back: {'refused' if proof.refused else 'holds'} for the node that ran")
-            if proof.refused is not None:
-                access.say(f"    {proof.refused.reason.value}: {proof.refused.detail}")
-
-
-def _row(one: Publication, proof: JudgedProof | None) -> dict[str, object]:
-    holds = None if proof is None else proof.refused is None
-    read_back = {"holds": holds, **access.why(proof.refused if proof else None)}
-    return {**structs.asdict(one), "result": one.statement.predicate.result, **read_back}
+    access.say(f"published {one.statement.predicate.result} at level {one.statement.facts.level} beside")
+    access.say(f"  {one.image}")
+    access.say(f"  proof  {one.proof}")
+    access.say(f"  signed by {one.signer}")
+    if one.note:
+        access.say(f"  note: {one.note}")
+    if proof is not None:
+        access.say(f"  read back: {'refused' if proof.refused else 'holds'} for the node that ran")
+        if proof.refused is not None:
+            access.say(f"    {proof.refused.reason.value}: {proof.refused.detail}")
