@@ -38,6 +38,7 @@ THOROUGH = (
     "tests/e2e/test_containers.py",
     "tests/e2e/test_devel.py",
     "tests/e2e/test_jupyter.py",
+    "tests/e2e/test_leak.py",
     "tests/e2e/test_limits.py",
     "tests/e2e/test_prefetch.py",
     "tests/e2e/test_sabotage.py",
