@@ -40,10 +40,11 @@ def texts() -> Iterator[tuple[str, str]]:
                 yield str(path.relative_to(ROOT)), "".join(parts)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield str(path.relative_to(ROOT)), node.value
-    for folder in ("templates", ".ci", ".github", "docs"):
-        for path in sorted(one for one in (ROOT / folder).rglob("*") if one.is_file()):
-            text = path.read_text(encoding="utf-8", errors="replace")
-            yield str(path.relative_to(ROOT)), re.sub(r"\{\{.*?\}\}", "X", text)
+    tables = [one for one in (ROOT / "envcheck").rglob("*") if one.suffix in (".json", ".toml", ".j2")]
+    pages = [one for name in ("templates", ".ci", ".github", "docs") for one in (ROOT / name).rglob("*")]
+    for path in sorted(one for one in (*tables, *pages) if one.is_file()):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        yield str(path.relative_to(ROOT)), re.sub(r"\{\{.*?\}\}", "X", text)
 
 
 def commands() -> Iterator[tuple[str, str]]:
@@ -119,9 +120,11 @@ def test_an_option_that_a_remedy_names_is_there() -> None:
         for path in (ROOT / "envcheck").rglob("*.py")
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(call, ast.Call)
-        for keyword in call.keywords
-        if keyword.arg in ("fix", "remedy")
-        for part in ast.walk(keyword.value)
+        for remedy in (
+            *(keyword.value for keyword in call.keywords if keyword.arg in ("fix", "remedy")),
+            *(call.args[1:2] if isinstance(call.func, ast.Name) and call.func.id == "refuse" else ()),
+        )
+        for part in ast.walk(remedy)
         if isinstance(part, ast.Constant) and isinstance(part.value, str)
         for option in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", part.value)
     }
