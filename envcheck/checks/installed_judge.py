@@ -211,7 +211,6 @@ def _on(view: View, row: Mapping[str, Any], gpu: Gpu, sass: list[str], ptx: list
     return [failed(text, fix=fix, code=code, culprit=culprit, value=has, limit=limit, gpus=[gpu.uuid])]
 
 
-_REQUIREMENTS = Limit(0, "requirements", "METADATA: Requires-Dist", "equal")
 # What an extension was compiled against, or compiles with: another version breaks it.
 _COMPILED_AGAINST = ("torch", "triton")
 
@@ -233,7 +232,7 @@ def conflicts(measured: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[O
         problem = f"{_shown(row)} requires {name}{requirement.specifier}, and {version} is installed"
         fix = _fix_requirement(str(row["name"]), name, str(requirement.specifier), version)
         judged = failed if canonicalize_name(name) in _COMPILED_AGAINST else warned
-        yield judged(problem, fix=fix, limit=_REQUIREMENTS, **about)
+        yield judged(problem, fix=fix, limit=Limit(0, "requirements", "METADATA: Requires-Dist", "equal"), **about)
 
 
 def _fix_requirement(extension: str, name: str, specifier: str, version: str) -> str:

@@ -136,8 +136,7 @@ class _ExtensionJudge:
             return [self._ended(trial)]
         if trial.error is not None:
             return [self._raised(trial, trial.error)]
-        faults = [*self._refused(trial), *self._wrong(trial)]
-        return faults or [*self._without_proof(trial)]
+        return [*self._refused(trial), *self._wrong(trial)] or [*self._without_proof(trial)]
 
     def _ended(self, trial: Trial) -> Outcome:
         """Judge a process that ended before its last step."""

@@ -87,8 +87,7 @@ def sleeper(text: str) -> str | None:
 
 def cpu_list(text: str) -> set[int]:
     """Parse the kernel's "0-3,8"; an invalid list gives no CPUs."""
-    spans = [part.partition("-") for part in text.strip().split(",")]
-    ends = [(first, last or first) for first, _, last in spans]
+    ends = [(first, last or first) for first, _, last in [part.partition("-") for part in text.strip().split(",")]]
     if not all(a.isdecimal() and b.isdecimal() and int(b) < _MOST_CPUS for a, b in ends):
         return set()
     return {cpu for a, b in ends for cpu in range(int(a), int(b) + 1)}

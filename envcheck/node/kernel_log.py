@@ -28,7 +28,6 @@ _SXID = re.compile(rf"S{_PLACE}{_CODE}")
 # Newer drivers write this one without its number, which is 79, and over three lines, of which the first names the GPU.
 _BUS = r"(?P<bus>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
 _NAMED = re.compile(rf"NVRM:.*?GPU (?:at )?(?:PCI:)?{_BUS}\b")
-_FALLEN = "fallen off the bus"
 _FALLEN_OFF = 79
 # rsyslog folds equal lines; the kernel counts what its rate limit left out, by the function that wrote.
 _REPEATED = re.compile(r"message repeated ([0-9]{1,9}) times: \[")
@@ -153,8 +152,7 @@ def events(records: Iterable[LogRecord], uptime: float, kind: str) -> list[dict[
         event = _event(record, uptime, kind, named)
         if event is not None:
             key = _key(event)
-            before = latest.pop(key, {"count": 0})
-            latest[key] = {**event, "count": before["count"] + event["count"]}
+            latest[key] = {**event, "count": latest.pop(key, {"count": 0})["count"] + event["count"]}
     return _complete_events(list(latest.values()))
 
 
@@ -210,6 +208,6 @@ def _event(record: LogRecord, uptime: float, kind: str, named: str) -> dict[str,
         bus = _full(match["bus"]) if kind == "NVRM" else match["bus"].lower()
         event = {"code": int(match["code"]), "text": text, "bus_id": bus, **base}
         return {**event, "instance": instance} if instance else event
-    if kind != "NVRM" or _FALLEN not in record.text or not named:
+    if kind != "NVRM" or "fallen off the bus" not in record.text or not named:
         return None
     return {"code": _FALLEN_OFF, "text": record.text[:_TEXT], "bus_id": named, **base}

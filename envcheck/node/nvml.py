@@ -106,8 +106,7 @@ def _gpus(nvml: Any, queries: Queries) -> list[Gpu]:
         return []
     gpus = [_gpu(nvml, index, queries) for index in range(count)]
     # A container sees the count of all GPUs, and may open those that it was given.
-    permitted = [gpu for gpu in gpus if gpu.signal("name").why != "denied"]
-    return permitted or gpus
+    return [gpu for gpu in gpus if gpu.signal("name").why != "denied"] or gpus
 
 
 def _gpu(nvml: Any, index: int, queries: Queries) -> Gpu:

@@ -63,8 +63,7 @@ def output(
 
     Raises OSError, saying why, where it cannot be started, fails, or takes longer than `timeout` seconds.
     """
-    variables = {**os.environ, "LC_ALL": "C", **environment}
-    done = run([str(tool), *arguments], timeout, 0.0, variables, group=True)
+    done = run([str(tool), *arguments], timeout, 0.0, {**os.environ, "LC_ALL": "C", **environment}, group=True)
     if done.code is None:
         raise TimeoutError(0, f"no answer in {timeout:g} s", str(tool))
     if done.code < 0:

@@ -129,8 +129,7 @@ class Bench:
     @property
     def operation(self) -> Any:
         """The operation as torch names it."""
-        names = {"average": "AVG"}
-        return getattr(self.dist.ReduceOp, names.get(self.case.operation, self.case.operation.upper()))
+        return getattr(self.dist.ReduceOp, {"average": "AVG"}.get(self.case.operation, self.case.operation.upper()))
 
     def given(self, rank: int, block: int = 0, count: int | None = None) -> list[int]:
         """Return what `rank` gives, in one of its blocks."""

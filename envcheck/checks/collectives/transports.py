@@ -110,8 +110,7 @@ def _nvls(text: str) -> Measured:
 def _algorithms(text: str) -> dict[str, str]:
     largest: dict[str, tuple[int, str]] = {}
     for function, size, algorithm in _CALL.findall(text):
-        held = largest.get(function or "any", (-1, ""))
-        if int(size) >= held[0]:
+        if int(size) >= largest.get(function or "any", (-1, ""))[0]:
             largest[function or "any"] = (int(size), _named(algorithm))
     return {function: algorithm for function, (_, algorithm) in largest.items()}
 
@@ -293,7 +292,6 @@ def _of_one(gpu: Any) -> float | None:
     )
     if process_group.finite(links) and links > 0:
         return links * speed / 1000 if process_group.finite(speed) and speed > 0 else None
-    unlinked = links == 0 or read.why == "unsupported"
-    if not unlinked or gpu.signal("virtualization").value != "none":
+    if not (links == 0 or read.why == "unsupported") or gpu.signal("virtualization").value != "none":
         return None
     return _PCIE_LANE[gen] * width if gen in _PCIE_LANE and process_group.finite(width) and width > 0 else None

@@ -63,8 +63,7 @@ def measure(rank: Rank) -> Measured:
 def _reduce(torch: Any, dist: Any, rank: Rank, hashed: Any, dtype: str) -> Measured:
     comparison: Measured = {"wrong": 0}
     for seed in SEEDS:
-        terms = (((hashed + 3 * r + seed) % 8) for r in range(rank.world))
-        expected = sum(terms).to(getattr(torch, dtype))
+        expected = sum((hashed + 3 * r + seed) % 8 for r in range(rank.world)).to(getattr(torch, dtype))
         tensor = ((hashed + 3 * rank.rank + seed) % 8).to(getattr(torch, dtype))
         try:
             dist.all_reduce(tensor)

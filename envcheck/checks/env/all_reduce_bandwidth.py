@@ -38,9 +38,8 @@ def measure(rank: Rank) -> Measured:
     transports.ask(rank)
     with process_group.group(rank) as dist:
         curves = timed_collectives.curves(torch, dist, rank, device, [NAME])
-        probe = torch.zeros(1, device=device)
         return {
-            **process_group.standing(rank, probe, dist.get_backend()),
+            **process_group.standing(rank, torch.zeros(1, device=device), dist.get_backend()),
             "curve": curves["curves"].get(NAME, []),
             "latency": curves["latency"],
             "nccl": transports.read(rank),

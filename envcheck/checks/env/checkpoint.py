@@ -48,9 +48,8 @@ def measure(rank: Rank) -> Measured:
     resumed = training.Training(torch, device, seed=2)
     lacking = _load(torch, resumed, path)
     resumed.run(STEPS, STEPS)
-    where = process_group.standing(rank, next(resumed.model.parameters()))
     return {
-        **where,
+        **process_group.standing(rank, next(resumed.model.parameters())),
         "bytes": path.stat().st_size,
         "lacking": lacking,
         "losses": [saved.losses[STEPS:], resumed.losses],
@@ -150,8 +149,7 @@ def _not_brought_back(entry: Measured) -> list[Outcome]:
 
 
 def _apart(losses: list[list[float]], saved: dict[str, str], resumed: dict[str, str]) -> process_group.Problem:
-    names = sorted(saved.keys() | resumed.keys())
-    apart = [name for name in names if saved.get(name) != resumed.get(name)]
+    apart = [name for name in sorted(saved.keys() | resumed.keys()) if saved.get(name) != resumed.get(name)]
     steps = [step for step, (one, other) in enumerate(zip(*losses)) if one != other]
     if not apart and not steps:
         return None

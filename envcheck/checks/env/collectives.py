@@ -41,7 +41,6 @@ _SHOWN = 12
 _LOG = "see the check's log"
 _LOST = ("connection closed", "connection reset", "broken pipe", "aborted", "timed out")
 _WAIT_FIX = "run it without NCCL_*, TORCH_NCCL_* and GLOO_* settings; another torch or NCCL release may be at fault"
-_FIX = "try NCCL_P2P_DISABLE=1: right then, peer-to-peer is broken between these ranks (ACS, bridge, link)"
 
 
 class Record:
@@ -66,8 +65,7 @@ class Record:
 
     def measured(self) -> Measured:
         """Return it as plain data."""
-        done = {"done": self.done, "wrong": self.wrong}
-        return {**done, "unsupported": self.unsupported, "waits": self.waits}
+        return {"done": self.done, "wrong": self.wrong, "unsupported": self.unsupported, "waits": self.waits}
 
 
 def difference(part: Part, slack: float = 0.0) -> Measured:
@@ -151,8 +149,7 @@ def _waited(setting: Setting, late: int, operation: str, record: Record) -> Meas
 
 def _later(case: CollectiveCase) -> bool:
     """Return whether a gloo may lack this case: PyTorch's releases since 1.13 have not all had it."""
-    later = case.collective.startswith(LATER_IN_GLOO)
-    return later or case.operation == "average" or case.dtype == "bfloat16"
+    return case.collective.startswith(LATER_IN_GLOO) or case.operation == "average" or case.dtype == "bfloat16"
 
 
 @process_group.sound(alone="one rank sends to nobody")
@@ -176,7 +173,7 @@ def _wrong(ranks: Ranks) -> list[Outcome]:
         summary = f"{name} is wrong {everywhere}: rank {rank}, {first['case']}{which}, index {first['index']}: "
         finding = failed(
             f"{summary}{first['got']}, not {first['expected']}",
-            fix=_FIX,
+            fix="try NCCL_P2P_DISABLE=1: right then, peer-to-peer is broken between these ranks (ACS, bridge, link)",
             value=sum(entry["done"][name]["wrong"] for entry in ranks if name in (entry.get("done") or {})),
             unit="wrong elements",
             limit=LIMIT,

@@ -48,8 +48,7 @@ def measure(rank: Rank) -> Measured:
     import torch
 
     device = process_group.device_of(rank)
-    probe = torch.zeros(1, device=device)
-    where = process_group.standing(rank, probe)
+    where = process_group.standing(rank, torch.zeros(1, device=device))
     missing = _missing(torch, rank, device.type)
     if missing:
         return {**where, "missing": missing}
@@ -129,8 +128,7 @@ def _telling(error: Exception) -> str:
     """Return the line of a compiler's many that says what is wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     own = [line for line in lines if _COMPILER_ERROR.search(line)]
-    errors = [line for line in lines if "error" in line.lower()]
-    return next(iter([*own, *errors, *lines]), "")[:300]
+    return next(iter([*own, *[line for line in lines if "error" in line.lower()], *lines]), "")[:300]
 
 
 @process_group.sound(backend=False)

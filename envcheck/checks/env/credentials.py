@@ -72,8 +72,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         looked = f", nor in {view.image['history']} instructions of its history" if view.image else ""
         return passed(f"none found{looked}", value=0, limit=LIMIT)
     summary = "; ".join(filter(None, (", ".join(files), ", ".join(f"${name}" for name in variables), *history)))
-    count = len(files) + len(variables) + len(history)
-    about: dict[str, Any] = {"fix": FIX, "value": count, "limit": LIMIT}
+    about: dict[str, Any] = {"fix": FIX, "value": len(files) + len(variables) + len(history), "limit": LIMIT}
     if entry.get("image") or inside or history:
         return failed(f"found {summary}", code="credentials.in-image", **about)
     return warned(

@@ -147,8 +147,7 @@ def _failed_tests(view: View, bad: list[Result], *, failing: bool) -> Outcome:
     judged: dict[str, Any] = {"value": len({result.test for result in bad}), "unit": LIMIT.unit, "limit": LIMIT}
     judged["gpus"] = [gpu.uuid for gpu in view.snapshot.gpus if f"GPU {gpu.signal('index').value}" in named]
     tell = failed if failing else warned
-    summary = "; ".join(lines[:3]) + more
-    return tell(summary, fix=_ASKED[gravest], code="dcgm.test-failed", findings=lines, **judged)
+    return tell("; ".join(lines[:3]) + more, fix=_ASKED[gravest], code="dcgm.test-failed", findings=lines, **judged)
 
 
 def results(document: Any) -> list[Result]:

@@ -107,8 +107,7 @@ def _shadowing_modules() -> Iterator[str]:
         for path in names:
             name = path.name.partition(".")[0]
             package = path.is_dir() and (name in PACKAGES or (path / "__init__.py").exists())
-            module = path.suffix in (".py", ".pyc", ".so")
-            if (package or module) and (name in standard or name in PACKAGES):
+            if (package or path.suffix in (".py", ".pyc", ".so")) and (name in standard or name in PACKAGES):
                 yield str(path)
 
 

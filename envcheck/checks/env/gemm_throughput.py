@@ -124,8 +124,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     speed = gpu_speed.judge(view, ranks, DTYPES, "TFLOP/s", _FIX)
     findings = [finding for entry in ranks for finding in _wrong(entry)]
     findings += [finding for entry in ranks for finding in gpu_speed.slows_down(entry, "gpu.slows-down")]
-    slow = [speed] if speed.status != PASS else []
-    return worst([*findings, *slow], otherwise=speed)
+    return worst([*findings, *([speed] if speed.status != PASS else [])], otherwise=speed)
 
 
 def _wrong(entry: Measured) -> list[Outcome]:

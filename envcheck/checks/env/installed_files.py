@@ -211,8 +211,7 @@ def _versions(measured: Measured) -> Iterator[Outcome]:
     packages = measured.get("packages") or []
     for name in sorted({package["name"] for package in packages}):
         same = [package for package in packages if package["name"] == name]
-        directories = {str(Path(package["where"]).parent) for package in same}
-        if len(same) > len(directories):
+        if len(same) > len({str(Path(package["where"]).parent) for package in same}):
             versions = " and ".join(sorted(package["version"] for package in same))
             summary = f"{name} is installed twice in one directory: {versions}"
             yield failed(summary, fix=FIX, code="installed.twice", culprit=name)

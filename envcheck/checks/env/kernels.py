@@ -165,8 +165,7 @@ class Survey:
             self._compared(example.row, "mm in plain Python", "float64", plainly(left, right, product), example.size)
             other = product.where(product.abs() < product.abs().max(), product * (1 + MOVED))
             for name in self.names:
-                seen = apart(self.torch, other.to(getattr(self.torch, name)), product, name)
-                self.moved[name] = min(seen, 1e300)
+                self.moved[name] = min(apart(self.torch, other.to(getattr(self.torch, name)), product, name), 1e300)
 
     def _raised(self, row: str, name: str, raised: Exception) -> None:
         from envcheck.checks.support import kernel_table

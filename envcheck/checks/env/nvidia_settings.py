@@ -108,8 +108,7 @@ def _lacks(variables: dict[str, str], *, visible: bool) -> list[str]:
 
 def _disagrees(variables: dict[str, str], cuda: str) -> list[str]:
     """Compare what is required of the driver with what the wheel needs of it: a driver of the same CUDA major."""
-    text = variables.get("NVIDIA_REQUIRE_CUDA", "")
-    lowest = [_numbers(number) for number in demand(text).lowest if number]
+    lowest = [_numbers(number) for number in demand(variables.get("NVIDIA_REQUIRE_CUDA", "")).lowest if number]
     if not lowest or variables.get("NVIDIA_DISABLE_REQUIRE", "").lower() in ("1", "true"):
         return []
     cuda_version, required = _numbers(cuda), ".".join(map(str, min(lowest)))

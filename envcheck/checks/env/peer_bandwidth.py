@@ -166,5 +166,4 @@ def _passed(pairs: list[Pair], matrix: Any) -> Outcome:
             f"{rates_text}: reported, not judged (no limit known)", value=min(rates), unit="GB/s", matrix=matrix
         )
     floor, value = checks.Limit(row["fail"], "GB/s", row["source"], "at least"), float(pairs[0]["rate"])
-    summary = f"{extent}: at least {min(rates):.4g} GB/s"
-    return passed(summary, value=value, unit="GB/s", limit=floor, matrix=matrix)
+    return passed(f"{extent}: at least {min(rates):.4g} GB/s", value=value, unit="GB/s", limit=floor, matrix=matrix)

@@ -19,7 +19,6 @@ CHECK = Check(promise="shared memory has room for NCCL and DataLoader workers", 
 
 PATH = "/dev/shm"  # noqa: S108 (POSIX shared memory)
 _FIX = "start the container with --shm-size=8g or --ipc=host; in Kubernetes mount an emptyDir with medium: Memory there"
-_EMPTY_IT = "remove what earlier jobs left in /dev/shm"
 
 
 def measure(rank: Rank) -> Measured:
@@ -54,7 +53,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if free < min(room.value, total):
         summary = f"too little of the {total / 2**20:,.0f} MiB of {PATH} is free"
         common: dict[str, Any] = {"value": free, "unit": "B", "limit": room, "culprit": PATH, "total": total}
-        findings.append(failed(summary, fix=_EMPTY_IT, code="shm.full", **common))
+        findings.append(failed(summary, fix="remove what earlier jobs left in /dev/shm", code="shm.full", **common))
     return worst(findings, otherwise=passed(f"{PATH} has room", value=total, limit=floor, free=free))
 
 

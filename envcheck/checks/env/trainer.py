@@ -91,8 +91,7 @@ def _train(torch: Any, rank: Rank, result: Measured) -> None:
 
 def computed_in(*, gpu: bool, capability: list[int]) -> str:
     """Return the dtype that a device is asked to train in: float32 where it has no bfloat16 of its own."""
-    emulated = gpu and tuple(capability) < training.BFLOAT16_SINCE
-    return "float32" if emulated else "bfloat16"
+    return "float32" if gpu and tuple(capability) < training.BFLOAT16_SINCE else "bfloat16"
 
 
 @process_group.sound(backend=False)

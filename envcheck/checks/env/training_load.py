@@ -105,8 +105,7 @@ class Training:
         sums = []
         for layer in self.layers:
             rows = layer.weight.detach().view(self.torch.int32).sum(1, dtype=self.torch.int64)
-            numbers = self.torch.arange(1, len(rows) + 1, device=rows.device)
-            sums += [rows.sum(), (rows * numbers).sum()]
+            sums += [rows.sum(), (rows * self.torch.arange(1, len(rows) + 1, device=rows.device)).sum()]
         return " ".join(f"{int(checksum) & 0xFFFFFFFFFFFFFFFF:x}" for checksum in sums)
 
 

@@ -160,8 +160,7 @@ def _slower(view: View, ranks: Ranks, pairs: transports.Pairs, details: dict[str
 def _switched(view: View, ranks: Ranks, details: dict[str, Any]) -> Outcome:
     """Warn where GPUs behind switches that can add do not have them do it, unless a setting turns that off."""
     missing = transports.nvls_missing(view, len(ranks), details["nvls"])
-    declined = transports.nvls_declined(details["settings"])
-    if missing and not declined:
+    if missing and not transports.nvls_declined(details["settings"]):
         return warned(f"no NVLS{_because(details)}: {missing}", fix=_NVLS_FIX, code="transport.no-nvls", **details)
     ways = [
         *(["NVLS"] if details["nvls"]["used"] else []),

@@ -89,16 +89,14 @@ def _extension(name: str, dist: importlib.metadata.Distribution) -> InstalledExt
                 libraries.append(read_library(file, path))
         except (BinaryError, OSError) as error:  # noqa: PERF203 (reading takes far longer)
             unread[path] = str(error.strerror if isinstance(error, OSError) else error)
-    requires = [line for line in dist.requires or [] if _is_watched(line)]
-    tags = re.findall(r"(?m)^Tag: *(\S+)", dist.read_text("WHEEL") or "")
     return InstalledExtension(
         name,
         dist.version or "",
         str(root),
         libraries,
         unread,
-        requires,
-        tags,
+        [line for line in dist.requires or [] if _is_watched(line)],
+        re.findall(r"(?m)^Tag: *(\S+)", dist.read_text("WHEEL") or ""),
         _other_python(paths),
         _listed(dist) is not None,
         _versions(name, root),

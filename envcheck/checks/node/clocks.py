@@ -14,7 +14,6 @@ CHECK = Check("no GPU is held below the clocks it was made for", "quick", 0.01, 
 
 _DEFAULT = "NVML: the GPU's own default application clock"
 _MOST = "NVML: the highest clock of this GPU"
-_SET = "applications clocks"
 _HELD = 0.9
 _RESET = "if it is not on purpose: nvidia-smi --reset-applications-clocks --reset-gpu-clocks, as root"
 
@@ -50,7 +49,7 @@ def _held(view: View, now: Reading, most: Reading) -> list[Outcome]:
     reasons, usual = read(view, "clock_reasons").values, read(view, "clock_app_default").values
     findings = []
     for gpu, why in reasons.items():
-        if _SET in why and "idle" not in why and gpu in now.values and gpu in most.values:
+        if "applications clocks" in why and "idle" not in why and gpu in now.values and gpu in most.values:
             clock, top = now.values[gpu], most.values[gpu]
             if clock < _HELD * min(usual.get(gpu, top), top):
                 findings += now.blame({gpu: clock}, _rule("clocks.held", "held by a set clock", top, _MOST))

@@ -17,11 +17,8 @@ _ON = "nvidia-smi --ecc-config=1, then reset; or say with --skip ecc that you wa
 _UNIT = "uncorrected errors"
 _LIMIT = Limit(0, _UNIT, "NVIDIA GPU memory error management: a reset clears volatile ones", "at most")
 _SRAM = Limit(4, _UNIT, "stas00/ml-engineering: more than 4 in SRAM over its life, replace it", "at most")
-_SINCE = "uncorrected errors since the driver's load: {gpu} {value}"
 _WORN = Rule(failed, "ecc.sram", "worn SRAM: {gpu} {value} errors", _REPLACE, _SRAM)
-_FRESH = Rule(failed, "ecc.uncorrected", _SINCE, _RESET, _LIMIT)
-_PAST = Rule(warned, "ecc.past", "uncorrected errors in the past: {gpu} {value}", _WATCH, _LIMIT)
-_OFF = Rule(warned, "ecc.off", "ECC is off on {gpu}", _ON)
+_FRESH = Rule(failed, "ecc.uncorrected", "uncorrected errors since the driver's load: {gpu} {value}", _RESET, _LIMIT)
 
 
 def judge(view: View) -> Outcome:
@@ -39,8 +36,8 @@ def judge(view: View) -> Outcome:
         *sram.blame({gpu: state["uncorrectable"] for gpu, state in worn.items()}, _WORN),
         *now.blame(fresh, _FRESH),
         *(finding for reading in (now, ever, sram, mode) for finding in reading.lacking()),
-        *now.blame(off, _OFF),
-        *ever.blame(past, _PAST),
+        *now.blame(off, Rule(warned, "ecc.off", "ECC is off on {gpu}", _ON)),
+        *ever.blame(past, Rule(warned, "ecc.past", "uncorrected errors in the past: {gpu} {value}", _WATCH, _LIMIT)),
     ]
     corrected = sum(read(view, "ecc_volatile_corrected").values.values())
     text = f"no uncorrected error on {counted(len(now.values), 'GPU')}, {corrected} corrected"

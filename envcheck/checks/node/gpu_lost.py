@@ -14,8 +14,6 @@ CHECK = checks.Check("every NVIDIA GPU on the PCI bus answers the driver", "quic
 
 _SOURCE = "NVIDIA display controllers under /sys/bus/pci/devices; NVML's list of devices"
 _FIX = "read the Xids in `dmesg`; look at its power cables; reboot, then reseat or replace the GPU"
-_UNBOUND = "install NVIDIA's driver and blacklist nouveau; inside a container, pass the driver in (--gpus all)"
-_ELSEWHERE = "vfio-pci"
 
 
 def judge(view: View) -> Outcome:
@@ -43,7 +41,7 @@ def _bus(view: View) -> Outcome:
     bus = view.snapshot.signal("pci.gpus")
     if bus.value is None:
         return skipped(f"the PCI bus is hidden here ({bus.reason})", code="gpu-lost.bus-hidden")
-    devices = [gpu for gpu in bus.value if gpu["driver"] != _ELSEWHERE]
+    devices = [gpu for gpu in bus.value if gpu["driver"] != "vfio-pci"]
     if not devices:
         return _none(view)
     if view.snapshot.signal("gpu.count").value is None:
@@ -87,7 +85,7 @@ def _silent(view: View, devices: list[dict[str, Any]]) -> Outcome:
         text = f"{counted(count, 'GPU')} on the bus, and NVML does not answer: {reason}"
         return undecided(text, fix="see driver-nvml", code="gpu-lost.nvml-silent")
     made: dict[str, Any] = {
-        "fix": _UNBOUND,
+        "fix": "install NVIDIA's driver and blacklist nouveau; inside a container, pass the driver in (--gpus all)",
         "value": 0,
         "limit": checks.Limit(count, "GPUs", _SOURCE),
         "code": "gpu-lost.other-driver",

@@ -52,5 +52,4 @@ def _finding(view: View, address: str, over_pcie: list[Pair]) -> list[Outcome]:
     here = set(at(view, [address]))
     visible = [pair for pair in over_pcie if not here or here & set(uuids_of_pair(view, pair))]
     text = f"the IOMMU translates for {address}, which reaches other GPUs over PCIe ({counted(len(visible), 'pair')})"
-    rule = Rule(warned, "iommu.translates", text, _FIX, _LIMIT)
-    return [rule.at(view, address)] if visible else []
+    return [Rule(warned, "iommu.translates", text, _FIX, _LIMIT).at(view, address)] if visible else []

@@ -26,8 +26,7 @@ def judge(view: View) -> Outcome:
     if modules.value is not None:
         return worst(findings, passed("nouveau is not loaded", value="not loaded", limit=_LIMIT))
     if modules.why not in ("unsupported", "not-collected"):
-        reason = f"host.gpu_modules: {modules.reason}"
-        findings.append(undecided(reason, fix="mount /proc", code="nouveau.unread"))
+        findings.append(undecided(f"host.gpu_modules: {modules.reason}", fix="mount /proc", code="nouveau.unread"))
     if bus.value is None:
         text = f"neither modules nor the drivers of devices are shown here ({bus.reason})"
         return worst(findings, skipped(text, code="nouveau.hidden"))

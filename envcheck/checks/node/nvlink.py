@@ -89,8 +89,7 @@ def _short(links: Reading, up: dict[str, int]) -> list[Outcome]:
 def _slow(view: View, up: dict[str, int]) -> list[Outcome]:
     """Warn of links slower than the board's, or than those of the other GPUs; what cannot be read is an error."""
     speeds = read(view, "nvlink_speed", newer=True)
-    unread = {gpu: why for gpu, why in speeds.unread.items() if up.get(gpu)}
-    findings = speeds._replace(unread=unread).lacking()
+    findings = speeds._replace(unread={gpu: why for gpu, why in speeds.unread.items() if up.get(gpu)}).lacking()
     linked = {gpu: speed for gpu, speed in speeds.values.items() if up.get(gpu)}
     for gpu, speed in linked.items():
         board, best = _board(view, gpu), max(linked.values())

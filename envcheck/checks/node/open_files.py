@@ -7,8 +7,7 @@ from envcheck.checks import Check, Limit, Outcome, View, passed, warned
 
 CHECK = Check("a process may open enough files", "quick", 0.01, signals=("limits.nofile",))
 
-_SOURCE = "ours: four times Linux' usual 1024, which DataLoader users run into (pytorch#973)"
-_LIMIT = Limit(4096, "files", _SOURCE)
+_LIMIT = Limit(4096, "files", "ours: four times Linux' usual 1024, which DataLoader users run into (pytorch#973)")
 _FIX = "ulimit -n 65536, --ulimit nofile=65536 for a container, or limits.conf"
 
 

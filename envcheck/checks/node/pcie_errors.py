@@ -22,8 +22,7 @@ def judge(view: View) -> Outcome:
     gpus, replays = view.snapshot.signal("pci.gpus").value or [], read(view, "pcie_replays")
     findings = replays.lacking()
     for kind, limit, verdict in _KINDS:
-        text = f"{kind} AER errors: {{gpu}} {{value}}"
-        rule = Rule(verdict, f"pcie-errors.{kind}", text, _FIX, limit)
+        rule = Rule(verdict, f"pcie-errors.{kind}", f"{kind} AER errors: {{gpu}} {{value}}", _FIX, limit)
         counts = [(gpu["bus_id"], gpu["aer"].get(kind)) for gpu in gpus]
         findings += [rule.at(view, bus_id, count) for bus_id, count in counts if count and count > limit.value]
     findings += replays.blame(replays.where(lambda count: count > _REPLAYS.value), _REPLAYED)

@@ -13,8 +13,6 @@ from envcheck.checks.gpu_readings import Reading, Rule, read
 
 CHECK = Check("every GPU has the PCIe lanes and the generation it can have", "quick", 0.01, gpus=1)
 
-_WIDTH = "NVML: the most lanes this GPU can have in this system"
-_SIBLINGS = "the other GPUs of this model on this node"
 _GEN = "NVML: the newest generation this GPU can have in this system"
 _FIX = "reseat the board or its riser, look at the slot's BIOS settings; exchange it with a good one to compare"
 
@@ -41,9 +39,9 @@ def _lanes(view: View, width: Reading, widest: Reading) -> list[Outcome]:
         alike, most = usual[names.get(gpu)], widest.values.get(gpu, lanes)
         verdict = failed if gpu in serious else warned
         if lanes < alike:
-            bound, source = max(alike, most), _SIBLINGS
+            bound, source = max(alike, most), "the other GPUs of this model on this node"
         elif lanes < most and gpu not in slots:
-            bound, source = most, _WIDTH
+            bound, source = most, "NVML: the most lanes this GPU can have in this system"
             # On Arm the CPU does not say whether this is a virtual machine, which would have been given fewer.
             verdict = warned if virtual.value is None and virtual.why != "not-collected" else verdict
         else:
@@ -105,8 +103,7 @@ def _sound(
     fewer = any(lanes < widest.get(gpu, lanes) for gpu, lanes in width.items())
     reason = f" of x{max(widest.values())}, {' and '.join(sorted(set(_limits(view).values())))}" if fewer else ""
     note = "virtual machine" if matrix_facts.guest(view) else "bare metal"
-    text = f"{lanes}{reason}, generation {best}{idle}"
-    return passed(text, value=best, limit=Limit(best, "", _GEN), system=note)
+    return passed(f"{lanes}{reason}, generation {best}{idle}", value=best, limit=Limit(best, "", _GEN), system=note)
 
 
 def _works(view: View, gpu: str) -> bool:

@@ -64,11 +64,9 @@ def judge(view: View) -> Outcome:
     findings += _used_up(pages, retired, _PAGES, "row-remap.pages-used-up")
     rule = Rule(failed, "row-remap.unrepairable", "memory that cannot be repaired: {gpu}", _REPLACE, _NONE)
     findings += broken.blame(broken.where(bool), rule)
-    sound = passed("nothing is pending, nothing failed", value=0, limit=limit)
-    return worst(findings, main.absent() or sound)
+    return worst(findings, main.absent() or passed("nothing is pending, nothing failed", value=0, limit=limit))
 
 
 def _used_up(reading: Reading, counts: dict[str, int], limit: Limit, code: str) -> list[Outcome]:
-    text = f"spares are used up: {{gpu}} {{value}} {limit.unit}"
-    rule = Rule(failed, code, text, _REPLACE, limit)
+    rule = Rule(failed, code, f"spares are used up: {{gpu}} {{value}} {limit.unit}", _REPLACE, limit)
     return reading.blame({gpu: count for gpu, count in counts.items() if count > limit.value}, rule)

@@ -49,5 +49,4 @@ def _finding(event: dict[str, Any]) -> Outcome:
 
 
 def _fatal(event: dict[str, Any]) -> bool:
-    text = str(event["text"]).lower()
-    return int(event["code"]) in _ALWAYS_FATAL or bool(_FATAL.search(text))
+    return int(event["code"]) in _ALWAYS_FATAL or bool(_FATAL.search(str(event["text"]).lower()))

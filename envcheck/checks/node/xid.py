@@ -161,8 +161,7 @@ def _driver_finding(view: View, failure: dict[str, Any]) -> Outcome:
 
 def _answers(view: View, bus: str) -> bool:
     """Tell whether NVML shows a working GPU there; without an address, whether it shows any."""
-    working = [gpu for gpu in view.snapshot.gpus if not lost(gpu)]
-    places = {slot(gpu.signal("bus_id").value) for gpu in working}
+    places = {slot(gpu.signal("bus_id").value) for gpu in view.snapshot.gpus if not lost(gpu)}
     return slot(bus) in places if bus else bool(places)
 
 

@@ -212,8 +212,7 @@ class Products:
 
     def verify(self) -> None:
         """Count the elements that have other bits than the reference's; the device is not waited for."""
-        reference = self.references[self.turn % 2].view(-1)
-        self.counted.append(compared(self.torch, self.product.view(-1), reference))
+        self.counted.append(compared(self.torch, self.product.view(-1), self.references[self.turn % 2].view(-1)))
         self.turn += 1
 
     def wrong(self) -> list[int]:
@@ -229,10 +228,9 @@ def worst(errors: list[float]) -> float:
 def error(torch: Any, left: Any, lines: Any, product: Any) -> float:
     """Return how far a product is off: its corner, and its sums, each relative to the size of what is compared."""
     rows, columns = (read(side[:CORNER].float()) for side in (left, lines))
-    corner = _product(rows, columns, left.shape[1])
     return worst(
         [
-            apart(read(product[:CORNER, :CORNER]), corner),
+            apart(read(product[:CORNER, :CORNER]), _product(rows, columns, left.shape[1])),
             _sums(torch, left, lines, product),
         ]
     )

@@ -70,8 +70,7 @@ def _package(name: str, dist: importlib.metadata.Distribution) -> Package:
     where = Path(str(getattr(dist, "_path", "")))
     listed = list(_record(dist.read_text("RECORD") or "", where.parent, name))
     # conda writes its prefix and library paths into files after RECORD was made, and keeps the digests of the result.
-    by_conda = (dist.read_text("INSTALLER") or "").strip() == "conda"
-    conda = _conda(name) if by_conda or not listed else []
+    conda = _conda(name) if (dist.read_text("INSTALLER") or "").strip() == "conda" or not listed else []
     ledger = "conda-meta" if conda else "RECORD" if listed else ""
     return Package(name, dist.version, str(where), ledger, conda or listed)
 
@@ -142,8 +141,7 @@ def _state(listed: RecordedFile) -> tuple[str, int]:
     if not listed.algorithm or not listed.digest:
         return ("without" if listed.path.exists() else "missing"), 0
     try:
-        size = listed.path.stat().st_size
-        return ("" if _digest(listed) == listed.digest.lower() else "changed"), size
+        return ("" if _digest(listed) == listed.digest.lower() else "changed"), listed.path.stat().st_size
     except FileNotFoundError:
         return "missing", 0
     except (OSError, ValueError):

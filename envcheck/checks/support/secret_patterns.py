@@ -51,5 +51,4 @@ def line(text: str) -> list[str]:
     options = [
         f"--{match['name']}" for match in _OPTION.finditer(text) if not _HARMLESS_VALUE.fullmatch(match["value"])
     ]
-    named = [*assigned, *options]
-    return list(dict.fromkeys(named)) or marked(text)
+    return list(dict.fromkeys([*assigned, *options])) or marked(text)
