@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import functools
 import importlib
@@ -67,8 +66,7 @@ def discover(
 def _shipped(kind: Kind, only: Collection[str] | None) -> list[CheckModule]:
     package = importlib.import_module(f"envcheck.checks.{kind}")
     names = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
-    wanted = names if only is None else [name for name in names if _id(name) in only]
-    return [_shipped_module(f"{package.__name__}.{name}", kind) for name in wanted]
+    return [_shipped_module(f"{package.__name__}.{n}", kind) for n in names if only is None or _id(n) in only]
 
 
 @functools.cache
@@ -116,18 +114,11 @@ def checked_module(module: ModuleType, kind: Kind, source: str) -> CheckModule:
     for name in ("judge", "measure") if kind == "env" else ("judge",):
         if not callable(getattr(module, name, None)):
             raise _wrong(path, f"has no {name}", f"add `def {name}(…)`, see envcheck/checks/__init__.py")
-    doc = _docstring(module, path)
-    if not doc or not check.promise.strip():
+    doc = (module.__doc__ or "").strip()
+    if not (doc or sys.flags.optimize > 1) or not check.promise.strip():  # PYTHONOPTIMIZE=2 drops docstrings
         fix = "write a docstring (what goes wrong in practice) and a promise"
         raise _wrong(path, "has no docstring or no promise", fix)
     return CheckModule(_id(path.stem), kind, check, module.judge, doc, source, path)
-
-
-def _docstring(module: ModuleType, path: Path) -> str:
-    """Return a module's docstring, read from its source where Python dropped it (PYTHONOPTIMIZE=2)."""
-    if module.__doc__ or not sys.flags.optimize:
-        return (module.__doc__ or "").strip()
-    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")), clean=False) or "").strip()
 
 
 def _wrong(path: Path, problem: str, fix: str) -> ConfigError:
@@ -155,19 +146,17 @@ def plan(
     return Plan(level=level, checks=checks, nproc=nproc, **choices)
 
 
-def planned_seconds(check: Check, gpus: int | None, level: str) -> float:
-    """Return the seconds that one attempt is planned to take; `gpus` is None where the machine does not show them."""
-    seconds = check.cpu_seconds if gpus == 0 and check.cpu_seconds is not None else check.seconds
-    return seconds * check.factor_at.get(level, 1.0)
-
-
 def _planned(module: CheckModule, timeout: float | None, gpus: int | None, level: str) -> PlannedCheck:
-    check = module.check
-    copied = {
-        name: getattr(check, name) for name in ("level", "promise", "gpus", "ranks", "least_ranks", "performance")
-    }
-    seconds = planned_seconds(check, gpus, level)
-    return PlannedCheck(id=module.id, kind=module.kind, seconds=seconds, timeout=timeout or check.timeout, **copied)
+    """Return a check with the seconds that one attempt takes; `gpus` is None where the machine does not show them."""
+    check, names = module.check, ("level", "promise", "gpus", "ranks", "least_ranks", "performance")
+    seconds = check.cpu_seconds if gpus == 0 and check.cpu_seconds is not None else check.seconds
+    return PlannedCheck(
+        id=module.id,
+        kind=module.kind,
+        seconds=seconds * check.factor_at.get(level, 1.0),
+        timeout=timeout or check.timeout,
+        **{name: getattr(check, name) for name in names},
+    )
 
 
 def _known_ids(modules: Sequence[CheckModule], ids: Iterable[str]) -> set[str]:
@@ -183,13 +172,13 @@ def _known_ids(modules: Sequence[CheckModule], ids: Iterable[str]) -> set[str]:
 
 def most_telling_first(chosen: Sequence[CheckModule]) -> list[CheckModule]:
     """Return the checks in the order in which a budget is spent on them."""
-
-    def telling(module: CheckModule) -> tuple[Any, ...]:
-        check = module.check
-        level = LEVELS.index(check.level)
-        return module.kind == "env", level, not check.probe, check.performance, check.seconds, module.id
-
-    return sorted(chosen, key=telling)
+    return sorted(
+        chosen,
+        key=lambda f: (
+            *(f.kind == "env", LEVELS.index(f.check.level), not f.check.probe),
+            *(f.check.performance, f.check.seconds, f.id),
+        ),
+    )
 
 
 def expected_to_fit(plan: Plan) -> list[str]:

@@ -36,7 +36,7 @@ from envcheck.runner.container import ContainerTarget, shown_gpus
 from envcheck.runner.execute import validate
 from envcheck.runner.launcher import Place, complaints, place
 from envcheck.runner.local_python import LocalPython, Target, answering, choose_python
-from envcheck.runner.planning import CheckModule, discover, most_telling_first, plan, select
+from envcheck.runner.planning import discover, most_telling_first, plan, select
 from envcheck.runner.requirements import Requirements, measured_demands, node_checks, read
 from envcheck.runner.state import Run, RunPlan
 from envcheck.runner.worker.process_limits import explained
@@ -201,8 +201,10 @@ def _planned(options: RunOptions, matrix: Path | None) -> RunPlan:
     if options.image is None and options.shm_size is not None:
         message = "--shm-size needs --image: it is the size of /dev/shm in a container"
         raise ConfigError(message, fix="give --image, or leave --shm-size out")
-    requirements = _requirements(options.requirements, matrix)
-    chosen = [*node_checks(requirements), *_chosen(options)]
+    facts = load_matrix(matrix) if matrix else None
+    requirements = read(options.requirements, facts) if options.requirements else Requirements()
+    checks = select(discover(options.checks), options.level, options.only, options.skip)
+    chosen = [*node_checks(requirements), *(checks if options.budget is None else most_telling_first(checks))]
     planned = plan(
         chosen,
         level=options.level,
@@ -217,24 +219,14 @@ def _planned(options: RunOptions, matrix: Path | None) -> RunPlan:
     return RunPlan(
         plan=planned,
         chosen=chosen,
-        target=_target(options.python, options.image, options.shm_size or "8g"),
+        target=_target(options),
         site=options.checks,
         spawn=options.spawn,
         stretch=options.timeout is None,
         resolution=click.get_current_context().meta.get("envcheck.resolution"),
-        matrix=load_matrix(matrix) if matrix else None,
+        matrix=facts,
         demands=measured_demands(requirements),
     )
-
-
-def _requirements(requirements: str | None, matrix: Path | None) -> Requirements:
-    """Return the requirements of a site's file, or none without a file."""
-    return read(requirements, load_matrix(matrix) if matrix else None) if requirements else Requirements()
-
-
-def _chosen(options: RunOptions) -> list[CheckModule]:
-    chosen = select(discover(options.checks), options.level, options.only, options.skip)
-    return chosen if options.budget is None else most_telling_first(chosen)
 
 
 def _exclusive(**options: object) -> None:
@@ -252,10 +244,10 @@ def _resume(run: Run, path: Path) -> str:
     return f"continuing {path}: {run.done} of {counted(len(run.asked.plan.checks), 'check')} done"
 
 
-def _target(python: str | None, image: str | None, shm_size: str) -> Target:
-    if image is not None:
-        return ContainerTarget(image, python=python, shm_size=shm_size)
-    return LocalPython(answering(choose_python(Path(python) if python else None)))
+def _target(options: RunOptions) -> Target:
+    if options.image is not None:
+        return ContainerTarget(options.image, python=options.python, shm_size=options.shm_size or "8g")
+    return LocalPython(answering(choose_python(Path(options.python) if options.python else None)))
 
 
 def _redactions(options: RunOptions) -> tuple[Callable[[RunReport], RunReport], Callable[[str], str]]:
@@ -323,17 +315,12 @@ def _print(
 
 def _unwritten(report: RunReport, files: Destinations) -> tuple[OSError | None, str]:
     """Write the report in its other formats; return why one of them could not be written, and its option."""
-    failed = ((error, name) for name, path in files.formats.items() if (error := _tried(report, name, path)))
-    error, name = next(failed, (None, ""))
-    return error, report_output.OPTIONS.get(name, "")
-
-
-def _tried(report: RunReport, name: str, path: Path) -> OSError | None:
-    try:
-        report_output.write(report, {name: path})
-    except OSError as error:
-        return error
-    return None
+    for name, path in files.formats.items():
+        try:
+            report_output.write(report, {name: path})
+        except OSError as error:  # noqa: PERF203 (files are few)
+            return error, report_output.OPTIONS[name]
+    return None, ""
 
 
 def _say_unwritten(error: OSError, option: str, files: Destinations) -> None:
@@ -347,7 +334,5 @@ def _not_passed(report: RunReport) -> RunReport:
     if report.verdict.exit_code:
         return report
     sentence = "UNDETERMINED: every check that ran is sound, but the report could not be written"
-    code = UnavailableError.exit_code
-    return structs.replace(
-        report, verdict=structs.replace(report.verdict, status="error", exit_code=code, sentence=sentence)
-    )
+    verdict = structs.replace(report.verdict, status="error", exit_code=UnavailableError.exit_code, sentence=sentence)
+    return structs.replace(report, verdict=verdict)
