@@ -16,7 +16,7 @@ from envcheck.runner.local_python import PACKAGE
 from envcheck.runner.promises import IMAGE_PREFIX, with_packages
 from envcheck.runner.schema import ImageFacts, TargetFacts
 
-_DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")
+_DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")  # the second is WSL's paravirtual one
 _STAGING: Final = "/run/envcheck"
 _WORKER: Final = f"{_STAGING}/envcheck/runner/worker/main.py"
 _PLAN: Final = "/run/envcheck-plan"
@@ -37,14 +37,9 @@ exec "$first" -B {worker} {plan}
 
 def shown_gpus() -> int | None:
     """Return how many GPUs this machine has devices for, without asking the driver; None where that cannot be seen."""
-    if not has_gpus():
+    if not any(Path(device).exists() for device in _DEVICES):
         return 0
     return sum(1 for device in Path("/dev").glob("nvidia[0-9]*")) or None
-
-
-def has_gpus() -> bool:
-    """Tell whether this machine has NVIDIA devices to pass in (on WSL: the paravirtual one)."""
-    return any(Path(device).exists() for device in _DEVICES)
 
 
 class ContainerTarget:
@@ -71,7 +66,7 @@ class ContainerTarget:
             argv=self.argv(),
             mounts=[BindMount(PACKAGE, f"{_STAGING}/envcheck"), BindMount(directory, _PLAN, read_only=False)],
             shm_size=self._shm_size,
-            gpus=has_gpus(),
+            gpus=shown_gpus() != 0,
             user=self._user,
         )
         return ContainerHandle(running)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import msgspec
 from msgspec import structs
@@ -46,37 +46,23 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return self.nodes != 1
 
 
-class _Names(NamedTuple):
-    """How a launcher calls what it says; "" for what it does not say."""
-
-    launcher: Launcher
-    rank: str
-    world: str
-    local_rank: str = ""
-    local_world: str = ""
-    node_rank: str = ""
-    nodes: str = ""
-
-
-def _launched(launcher: Launcher, prefix: str, names: str) -> _Names:
-    return _Names(launcher, *(f"{prefix}{name}" for name in names.split()))
-
-
-# In this order: mpirun and torchrun may run inside a step of Slurm, whose variables their ranks inherit.
-_STARTS_RANKS: Final = (
-    _launched("torchrun", "", "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"),
-    _launched("mpi", "OMPI_COMM_WORLD_", "RANK SIZE LOCAL_RANK LOCAL_SIZE"),
-    _launched("mpi", "MV2_COMM_WORLD_", "RANK SIZE LOCAL_RANK LOCAL_SIZE"),
-    _Names("mpi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    _launched("mpi", "PMI_", "RANK SIZE LOCAL_RANK LOCAL_SIZE"),
+# The variables of rank and world, then of the rank's number on its node, of that node's ranks, of the node, and of the
+# nodes, as far as a launcher says so. In this order: mpirun and torchrun may run inside a step of Slurm, whose
+# variables their ranks inherit.
+_STARTS_RANKS: Final[tuple[tuple[Launcher, str], ...]] = (
+    ("torchrun", "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"),
+    ("mpi", "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("mpi", "MV2_COMM_WORLD_RANK MV2_COMM_WORLD_SIZE MV2_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_LOCAL_SIZE"),
+    ("mpi", "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS"),
+    ("mpi", "PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE"),
 )
 # One process a node: its number on the node is unknown.
-_STARTS_NODES: Final = (
-    _Names("torchrun", "RANK", "WORLD_SIZE"),
-    _Names("mpi", "PMI_RANK", "PMI_SIZE"),
-    _Names("kubernetes", "JOB_COMPLETION_INDEX", "WORLD_SIZE"),
-    _Names("kubernetes", "JOB_COMPLETION_INDEX", "NNODES"),
-    _Names("kubernetes", "PET_NODE_RANK", "PET_NNODES"),
+_STARTS_NODES: Final[tuple[tuple[Launcher, str], ...]] = (
+    ("torchrun", "RANK WORLD_SIZE"),
+    ("mpi", "PMI_RANK PMI_SIZE"),
+    ("kubernetes", "JOB_COMPLETION_INDEX WORLD_SIZE"),
+    ("kubernetes", "JOB_COMPLETION_INDEX NNODES"),
+    ("kubernetes", "PET_NODE_RANK PET_NNODES"),
 )
 
 
@@ -98,7 +84,7 @@ def place(environ: Mapping[str, str]) -> Place:
 
 def complaints(environ: Mapping[str, str]) -> list[str]:
     """Return what a launcher's variables say that cannot be, and that `place` therefore does not use."""
-    named = (value for names in (*_STARTS_RANKS, *_STARTS_NODES) for value in names[1:] if value)
+    named = (name for _, names in (*_STARTS_RANKS, *_STARTS_NODES) for name in names.split())
     wrong = [
         f"{name}={environ[name]!r} is not a number that a launcher sets"
         for name in dict.fromkeys([*named, *_SLURM_NUMBERS])
@@ -116,9 +102,9 @@ def complaints(environ: Mapping[str, str]) -> list[str]:
 
 def _from_environment(environ: Mapping[str, str]) -> Place | None:
     return (
-        next(filter(None, (_ranks(environ, names) for names in _STARTS_RANKS)), None)
+        next(filter(None, (_ranks(environ, *row) for row in _STARTS_RANKS)), None)
         or _slurm(environ)
-        or next(filter(None, (_ranks(environ, names) for names in _STARTS_NODES)), None)
+        or next(filter(None, (_ranks(environ, *row) for row in _STARTS_NODES)), None)
     )
 
 
@@ -128,15 +114,15 @@ def _impossible(launched: Place) -> bool:
     )
 
 
-def _ranks(environ: Mapping[str, str], names: _Names) -> Place | None:
-    rank, world = _number(environ, names.rank), _number(environ, names.world)
-    local = _number(environ, names.local_rank) if names.local_rank else 0
-    if rank is None or world is None or local is None:
+def _ranks(environ: Mapping[str, str], launcher: Launcher, names: str) -> Place | None:
+    read = [_number(environ, name) for name in names.split()]
+    rank, world, local, local_world, node_rank, nodes = (*read, *[None] * (6 - len(read)))
+    if rank is None or world is None or None in read[:3]:
         return None
-    local_world = _number(environ, names.local_world) or local + 1
-    node_rank = _number(environ, names.node_rank)
+    local = local or 0
+    local_world = local_world or local + 1
     return Place(
-        launcher=names.launcher,
+        launcher=launcher,
         rank=rank,
         world=world,
         local_rank=local,
@@ -145,7 +131,7 @@ def _ranks(environ: Mapping[str, str], names: _Names) -> Place | None:
         # A launcher that does not number its nodes numbers its ranks. A node's first rank is no other node's, also
         # where ranks go round (mpirun --map-by node) or nodes have different numbers of them.
         node_rank=rank - local if node_rank is None else node_rank,
-        nodes=_number(environ, names.nodes) or math.ceil(world / local_world),
+        nodes=nodes or math.ceil(world / local_world),
     )
 
 

@@ -186,17 +186,14 @@ def answering(chosen: ChosenPython) -> ChosenPython:
         output = str(error.strerror)
     version = re.search(r"^Python-(\d+)\.(\d+)$", output, re.MULTILINE)
     if version is None:
-        message = f"{chosen.python} is not a Python: it {_quoted(output)}"
+        said = next(iter(output.strip().splitlines()), "")[:200]
+        did = f'said "{said}"' if said else "printed nothing"
+        message = f"{chosen.python} is not a Python: it {did}"
         raise ConfigError(message, fix="give --python a working interpreter, or an environment that has one")
     if (int(version[1]), int(version[2])) < _OLDEST:
         message = f"{chosen.python} is Python {version[1]}.{version[2]}"
         raise ConfigError(message, fix=f"give --python one of {_OLDEST[0]}.{_OLDEST[1]} or newer")
     return chosen
-
-
-def _quoted(output: str) -> str:
-    telling = next(iter(output.strip().splitlines()), "")
-    return f'said "{telling[:200]}"' if telling else "printed nothing"
 
 
 def _cannot_start(python: str, error: OSError) -> ConfigError:

@@ -324,35 +324,19 @@ class Demand(NamedTuple):
     limit: Limit
 
 
-_GB: Final = Limit(0, "GB/s", "")
 # The limit's value and source are those of a file.
+_GB, _TFLOPS, _MICRO = Limit(0, "GB/s", ""), Limit(0, "TFLOP/s", ""), Limit(0, "us", "", "at most")
+_PCIE, _HBM, _BF16 = _of_ranks("host to GPU", "GPU to host"), _of_ranks("HBM copy"), _of_ranks("bfloat16")
+_MEMORY, _BUS = "memory-bandwidth", "all-reduce-bandwidth"
 MEASURED: Final = (
-    Demand(
-        *("require-pcie-speed", "gpu", "pcie_gb_s", "memory-bandwidth", "slower way between host and GPU"),
-        *(_of_ranks("host to GPU", "GPU to host"), _GB),
-    ),
-    Demand("require-hbm-speed", "gpu", "hbm_gb_s", "memory-bandwidth", "copy on the card", _of_ranks("HBM copy"), _GB),
-    Demand(
-        *("require-bf16", "gpu", "bf16_tflops", "gemm-throughput", "matrix product in bfloat16"),
-        *(_of_ranks("bfloat16"), Limit(0, "TFLOP/s", "")),
-    ),
+    Demand("require-pcie-speed", "gpu", "pcie_gb_s", _MEMORY, "slower way between host and GPU", _PCIE, _GB),
+    Demand("require-hbm-speed", "gpu", "hbm_gb_s", _MEMORY, "copy on the card", _HBM, _GB),
+    Demand("require-bf16", "gpu", "bf16_tflops", "gemm-throughput", "matrix product in bfloat16", _BF16, _TFLOPS),
     Demand("require-peer-speed", "gpu", "peer_gb_s", "peer-bandwidth", "slowest pair of GPUs", _pairs, _GB),
+    Demand("require-all-reduce-speed", "gpu", "all_reduce_gb_s", _BUS, "bus bandwidth of all-reduce", _on_gpus, _GB),
+    Demand("require-disk-read", "host", "disk_read_gb_s", "disk-read", "reading the disk", lambda r: [r.value], _GB),
     Demand(
-        *("require-all-reduce-speed", "gpu", "all_reduce_gb_s", "all-reduce-bandwidth", "bus bandwidth of all-reduce"),
-        *(_on_gpus, _GB),
-    ),
-    Demand(
-        "require-disk-read", "host", "disk_read_gb_s", "disk-read", "reading the disk", lambda row: [row.value], _GB
-    ),
-    Demand(
-        *(
-            "require-network-latency",
-            "network",
-            "latency_us",
-            "all-reduce-bandwidth",
-            "smallest all-reduce between nodes",
-        ),
-        *(_latency, Limit(0, "us", "", "at most")),
+        "require-network-latency", "network", "latency_us", _BUS, "smallest all-reduce between nodes", _latency, _MICRO
     ),
 )
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.errors import ConfigError
 from envcheck.runner.local_python import PACKAGE
 
 Site = Callable[..., Path]
@@ -54,13 +53,11 @@ def test_what_is_odd_and_sound_passes(add: Site, site: Path, tmp_path: Path, odd
     assert "Traceback" not in done.stderr
 
 
-def test_a_deleted_working_directory_is_one_line(add: Site, site: Path, tmp_path: Path) -> None:
+def test_a_deleted_working_directory_changes_nothing(add: Site, site: Path, tmp_path: Path) -> None:
     add("one", "return {'rank': rank.rank}")
     (tmp_path / "gone").mkdir()
     done = run(site, tmp_path, before=f"cd {tmp_path / 'gone'} && rmdir {tmp_path / 'gone'}")
-    assert done.returncode == ConfigError.exit_code, done.stderr
-    assert done.stderr.startswith("envcheck: the working directory cannot be used")
-    assert len(done.stderr.splitlines()) == 1
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("blocks", "code"), [(0, 2), (1, 2), (8, 2)])

@@ -112,13 +112,19 @@ class _Nursery:
 
     def environment(self) -> dict[str, Any]:
         """Import torch, and have children ask it what must not be asked here."""
-        facts = {**torch_facts.python_facts(), **self._import()}
+        begun = time.monotonic()
+        error = self._load("torch")
+        imported = {"error": error} if error else {"import_seconds": round(time.monotonic() - begun, 3)}
+        facts = {**torch_facts.python_facts(), **imported}
         facts["start"] = "spawn" if self.plan["spawn"] or torch_facts.cuda_is_up() else "fork"
         if "error" not in facts:
             facts.update(self._probe("build_facts", facts["start"]))
         self.stretch = stretch(time.monotonic() - self.begun, self.plan.get("starting"))
         if facts.get("cuda"):
-            self._await_node()
+            # Wait until the node was read: memory that is held before CUDA starts here is somebody else's.
+            deadline = time.monotonic() + _NODE_TIMEOUT
+            while not (self.directory / NODE_READ).exists() and time.monotonic() < deadline:
+                time.sleep(_TICK)
             facts.update(self._probe("device_facts", facts["start"]))
         return facts
 
@@ -134,12 +140,6 @@ class _Nursery:
             self._load(name)
         if torch_facts.cuda_is_up():
             facts["start"] = "spawn"
-
-    def _await_node(self) -> None:
-        """Wait until the node was read: memory that is held before CUDA starts here is somebody else's."""
-        deadline = time.monotonic() + _NODE_TIMEOUT
-        while not (self.directory / NODE_READ).exists() and time.monotonic() < deadline:
-            time.sleep(_TICK)
 
     def await_nodes(self) -> None:
         """Wait until all nodes are ready, and read which part of the group this one has; envcheck ends the wait."""
@@ -197,11 +197,6 @@ class _Nursery:
         done = rank_group.run_group(job, directory, limit, self.events.close, started, lost.exists)
         return {"environment": job.environment, **done}
 
-    def _import(self) -> dict[str, Any]:
-        begun = time.monotonic()
-        error = self._load("torch")
-        return {"error": error} if error else {"import_seconds": round(time.monotonic() - begun, 3)}
-
     def _load(self, module: str) -> str | None:
         """Import a module; return why it cannot be."""
         # A hang inside an import holds the interpreter: only the kernel can end it, and the guard reports SIGALRM.
@@ -219,8 +214,7 @@ class _Nursery:
         done = rank_group.run_group(job, self.scratch / name, _PROBE_TIMEOUT, self.events.close)
         if done["error"]:
             return {f"{name}_error": done["error"]["text"]}
-        facts: dict[str, Any] = done["ranks"][0]
-        return facts
+        return dict(done["ranks"][0])
 
 
 def rank_main(argv: list[str]) -> None:
@@ -289,17 +283,13 @@ def _watch_nursery(nursery: int) -> int | None:
             return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def p2p_broken(done: Mapping[str, Any]) -> bool:
-    """Return whether a probe's group shows that peer-to-peer is broken: lost while it copied, or wrong bytes came."""
-    if done.get("error"):
-        return bool(done["error"].get("doing"))
-    return any(isinstance(rank, dict) and bool(rank.get("broken")) for rank in done.get("ranks") or [])
-
-
 def later_environment(check: Mapping[str, Any], done: Mapping[str, Any], now: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the groups after this one, which ran in `now`."""
-    hung_or_broken = (check.get("probe") and p2p_broken(done)) or done.get("hung")
-    return {**now, **P2P_OFF} if hung_or_broken else dict(now)
+    error = done.get("error")
+    wrong = any(isinstance(rank, dict) and rank.get("broken") for rank in done.get("ranks") or [])
+    # A probe shows that peer-to-peer is broken: it was lost while it copied, or wrong bytes came.
+    broken = check.get("probe") and (error.get("doing") if error else wrong)
+    return {**now, **P2P_OFF} if broken or done.get("hung") else dict(now)
 
 
 def kept(done: Mapping[str, Any]) -> dict[str, Any]:

@@ -175,19 +175,17 @@ def be_rank(job: Job, rank: int, directory: Path) -> None:
     measure(lambda: _function(job.source), place, len(job.ranks))
 
 
-def _function(source: str) -> Callable[[Any], Any]:
+def _function(source: str) -> Any:
     kind, _, name = source.partition(":")
     if kind == "module":
         module, _, function = name.partition(":")
-        measure_function: Callable[[Any], Any] = getattr(importlib.import_module(module), function or "measure")
-        return measure_function
+        return getattr(importlib.import_module(module), function or "measure")
     spec = importlib.util.spec_from_file_location(f"envcheck_site_{Path(name).stem}", name)
     if spec is None or spec.loader is None:
         raise ImportError(name)
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
-    measure: Callable[[Any], Any] = loaded.measure
-    return measure
+    return loaded.measure
 
 
 def _start(job: Job, directory: Path, forget: Callable[[], None], members: list[_Member]) -> None:
