@@ -1,7 +1,5 @@
 """A run: start the worker, read the node meanwhile, judge as measurements come, measure a lost performance twice."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -5,8 +5,6 @@ not: that it contradicts itself, that somebody else used the GPU, that peer-to-p
 is kept with its rule and reason. attempts.ROW_RULES compare a measurement with an earlier one of the same check.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import math
@@ -263,20 +261,16 @@ def verdict(rows: Sequence[OutcomeRow], mode: Mode, *, complete: bool = True) ->
     culprits = [o.id for o in rows if o.status == (FAIL if code == 1 else ERROR)]
     culprits += [] if complete or code == 1 else ["cut short"]
     where = _WHERE[mode].format(gloo=" and gloo" if group_size(rows) else "")
+    times = max([o.spread.rounds for o in rows if o.spread], default=0)
+    left = sum(o.left_out for o in rows)
     return RunVerdict(
         status=_VERDICTS[code],
         exit_code=code,
-        sentence=_sentence(code, counts[PASS], where, culprits) + _extent(rows),
+        sentence=_sentence(code, counts[PASS], where, culprits)
+        + (f"; {counted(times, 'round')}" if times else "")
+        + (f"; {counted(left, 'check')} left out by the budget" if left else ""),
         counts={status: counts[status] for status in _STATUSES},
     )
-
-
-def _extent(rows: Sequence[OutcomeRow]) -> str:
-    """Say how often it was done, and how much of it was not."""
-    times = max([o.spread.rounds for o in rows if o.spread], default=0)
-    left = sum(o.left_out for o in rows)
-    repetition = f"; {counted(times, 'round')}" if times else ""
-    return repetition + (f"; {counted(left, 'check')} left out by the budget" if left else "")
 
 
 def group_size(outcomes: Iterable[OutcomeRow]) -> int:
@@ -346,10 +340,7 @@ def _consistent(outcome: Any, _of: Evidence) -> Outcome:
     intact = own.status == outcome.status and all(a is b for a, b in zip(parts, outcome.findings, strict=True))
     if intact and own.status == min((part.status for part in parts), key=WORST_FIRST.index):
         return outcome
-    if intact:
-        parts.append(_bug(f"it is a {own.status}, and its findings are not: {own.summary}"))
-    else:
-        parts.append(own)
+    parts.append(_bug(f"it is a {own.status}, and its findings are not: {own.summary}") if intact else own)
     return worst(parts, otherwise=own)
 
 

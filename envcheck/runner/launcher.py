@@ -4,8 +4,6 @@ Variables: torchrun (docs.pytorch.org, elastic/run), Slurm (srun(1), sbatch(1)),
 and MVAPICH (their Hydra launchers), Kubernetes' indexed Jobs, Kubeflow's PET_*.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping
@@ -115,9 +113,9 @@ def _impossible(launched: Place) -> bool:
 
 
 def _ranks(environ: Mapping[str, str], launcher: Launcher, names: str) -> Place | None:
-    read = [_number(environ, name) for name in names.split()]
-    rank, world, local, local_world, node_rank, nodes = (*read, *[None] * (6 - len(read)))
-    if rank is None or world is None or None in read[:3]:
+    said = names.split()
+    rank, world, local, local_world, node_rank, nodes = [_number(environ, name) for name in [*said, *[""] * 4][:6]]
+    if rank is None or world is None or (local is None and said[2:]):
         return None
     local = local or 0
     local_world = local_world or local + 1

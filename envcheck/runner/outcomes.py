@@ -4,8 +4,6 @@ Only a speed that fell short is measured a second time, and only such a failure 
 measurement. Wrong data, a crash and everything else stay, whatever later measurements say: the worst counts.
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 import re

@@ -1,7 +1,5 @@
 """Which checks there are, which of them a run does, in which order, and what fits into a time budget."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import importlib

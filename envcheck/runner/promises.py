@@ -1,7 +1,5 @@
 """What an environment or image made by envcheck promises of itself, with the packages that its lock pins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, get_args
@@ -72,10 +70,8 @@ def _locks_here(cell: Cell, groups: Sequence[Group]) -> Iterator[list[Lock]]:
     It is one architecture's at a time.
     """
     for arch in get_args(HostArch):
-        shipped = _locks_in(data_path("images"), cell, groups, arch)
-        made = _locks_in(state_path("images"), cell, groups, arch)
-        merged = {**made, **shipped}
-        for locks in (shipped, made, merged):
+        shipped, made = (_locks_in(place("images"), cell, groups, arch) for place in (data_path, state_path))
+        for locks in (shipped, made, {**made, **shipped}):
             yield [locks[group] for group in groups if group in locks]
 
 

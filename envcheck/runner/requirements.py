@@ -4,8 +4,6 @@ A demand on the snapshot is a check of the run. A demand on a measurement is in 
 of the check that measures it, and one that did not run, was skipped or broke is an error, never a pass.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """What a run leaves behind, as typed data: the parts a report is made of."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Literal

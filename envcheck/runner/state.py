@@ -1,7 +1,5 @@
 """All that is known of a run while it goes on, and what an unfinished run leaves to the one that goes on with it."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import time

@@ -1,7 +1,5 @@
 """One worker from start to end: its directory, its plan, its events, and a limit to its silence."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -20,7 +18,7 @@ from typing import Any, Final
 from envcheck.errors import ConfigError
 from envcheck.runner.local_python import Handle, Target
 from envcheck.runner.planning import STARTING
-from envcheck.runner.schema import Plan, PlannedCheck, encodable
+from envcheck.runner.schema import Plan, encodable
 from envcheck.runner.state import RunPlan
 from envcheck.runner.worker import process_limits
 from envcheck.runner.worker.fork_server import MOST_STRETCH, NODE_READ
@@ -46,14 +44,13 @@ def worker_plan(plan: Plan, asked: RunPlan, environment: Mapping[str, str], *, s
     """Return the worker's plan; `environment` is set for every rank. `ours`: what it writes beside it goes with it."""
     modules = {module.id: module for module in asked.chosen}
     fields = ("id", "ranks", "least_ranks", "gpus", "seconds", "timeout")
-
-    def instructed(planned: PlannedCheck) -> dict[str, Any]:
-        module = modules[planned.id]
-        own = {"source": module.source, "probe": module.check.probe, "imports": list(module.check.imports)}
-        return {**own, **{name: getattr(planned, name) for name in fields}}
-
+    planned = [(check, modules[check.id]) for check in plan.checks if check.kind == "env"]
     return {
-        "checks": [instructed(check) for check in plan.checks if check.kind == "env"],
+        "checks": [
+            {name: getattr(check, name) for name in fields}
+            | {"source": module.source, "probe": module.check.probe, "imports": list(module.check.imports)}
+            for check, module in planned
+        ],
         "environment": dict(environment),
         "nproc": plan.nproc,
         "level": plan.level,

@@ -1,7 +1,5 @@
 """`envcheck run`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

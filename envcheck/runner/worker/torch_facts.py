@@ -62,12 +62,8 @@ def dotted_cudnn(number: int | None) -> str | None:
     """Return 91002 as "9.10.2"; before 9, 8902 was 8.9.2."""
     if number is None:
         return None
-    major, minor, patch = (
-        (number // 10000, number // 100 % 100, number % 100)
-        if number >= 10000  # noqa: PLR2004 (where cuDNN changed its formula)
-        else (number // 1000, number // 100 % 10, number % 100)
-    )
-    return f"{major}.{minor}.{patch}"
+    major = 10000 if number >= 10000 else 1000  # noqa: PLR2004 (where cuDNN changed its formula)
+    return f"{number // major}.{number % major // 100}.{number % 100}"
 
 
 def dotted_nccl(number: Any) -> str | None:
