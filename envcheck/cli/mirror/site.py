@@ -29,6 +29,10 @@ from envcheck.mirrors.site.render import render as to_files
 _INSIDE: Final = 100
 _TLS: Final = (EXISTING_FILE, EXISTING_FILE)
 _PAIR: Final = "NAME=URL"
+_NO_NAME: Final = (
+    "warning: pip >= 24.2 fails with `check_hostname requires server_hostname` for https://{} "
+    "(https://github.com/pypa/pip/issues/12906); pass --name HOST"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +65,8 @@ def command() -> None:
     """Render the configuration of your own mirror; docker compose or systemd runs it.
 
     \b
-    envcheck mirror site render /srv/mirror --address 192.0.2.10 \\
-        --tls cert.pem key.pem
+    envcheck mirror site render /srv/mirror --address 0.0.0.0 \\
+        --name mirror.example --tls cert.pem key.pem
     docker compose -f /srv/mirror/compose.yaml up --detach
     envcheck mirror show /srv/mirror/client.yaml --format daemon
     """
@@ -92,6 +96,8 @@ def render(options: MirrorSiteRenderOptions, settings: Settings) -> None:
         click.echo(f"{directory / name} was edited: renamed to {directory / to}", err=True)
     if site.store and not Path(site.store).is_dir():
         click.echo(f"warning: {site.store} does not exist; the site serves no store until it does", err=True)
+    if site.tls and (":" in site.name or site.name.replace(".", "").isdigit()):
+        click.echo(_NO_NAME.format(site.name), err=True)
     if not settings.quiet:
         removed = f", {len(written.removed)} of an earlier render removed" if written.removed else ""
         start = f"start it with `docker compose -f {directory}/compose.yaml up --detach`, or {directory}/systemd"

@@ -135,7 +135,7 @@ def world(tmp_path: Path, nginx: str) -> Iterator[World]:
 @pytest.fixture
 def served(world: World, nginx: str, authority: Certificate) -> Iterator[tuple[World, Path, str]]:
     """Return a world, a site before it that nginx serves over TLS, and that site's URL."""
-    site, port = world.render("--tls", str(authority.certificate), str(authority.key))
+    site, port = world.render("--name", "localhost", "--tls", str(authority.certificate), str(authority.key))
     assert nginx
     with running(site, "olah"):
-        yield world, site, f"https://127.0.0.1:{port}"
+        yield world, site, f"https://localhost:{port}"

@@ -73,12 +73,12 @@ class ServedSite:
     @property
     def packages(self) -> str:
         """Return where its packages are."""
-        return f"https://127.0.0.1:{self.port}/static/store"
+        return f"https://localhost:{self.port}/static/store"
 
     @property
     def models(self) -> str:
         """Return what HF_ENDPOINT names."""
-        return f"https://127.0.0.1:{self.port + 1}"
+        return f"https://localhost:{self.port + 1}"
 
     def published(self, contents: Contents, repo: str = OWN) -> None:
         """Publish, and have nginx read what was published; wait until it has read of a model."""
@@ -109,7 +109,7 @@ def served(
     (tmp_path / "profile.yaml").write_text(f"hf: {{endpoint: {hub.url}}}\n")
     options = ["--mirror", str(tmp_path / "profile.yaml"), "--no-pytorch", "--link", "https://x.example"]
     options += ["--tls", str(authority.certificate), str(authority.key), "--hf-tokens", str(tmp_path / "tokens")]
-    options += ["--port", str(port), "--min-free", "0", "--store", str(tmp_path / "store")]
+    options += ["--name", "localhost", "--port", str(port), "--min-free", "0", "--store", str(tmp_path / "store")]
     options += [] if behind else ["--no-hf"]
     done = envcheck("mirror", "site", "render", str(root), *options)
     assert done.returncode == 0, done.stderr

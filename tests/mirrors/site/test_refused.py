@@ -137,4 +137,8 @@ def test_render_holds_the_certificate_against_the_name(authority: Certificate, t
     done = render(tmp_path / "site", *LINK, *tls, "--name", "mirror.example")
     assert isinstance(done.exception, ConfigError)
     assert "for mirror.example: " in done.exception.message
-    assert render(tmp_path / "site", *LINK, *tls).exception is None
+    done = render(tmp_path / "site", *LINK, *tls)
+    assert done.exception is None
+    assert "https://127.0.0.1 (https://github.com/pypa/pip/issues/12906)" in done.stderr
+    named = render(tmp_path / "site", *LINK, *tls, "--name", "localhost")
+    assert (named.exception, named.stderr) == (None, "")
