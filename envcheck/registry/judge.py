@@ -59,12 +59,16 @@ class ProofTerms(LightRecord, frozen=True):
 
 
 class JudgedProof(LightRecord, frozen=True):
-    """One proof and what became of it: it holds where `refused` is None."""
+    """One proof and what became of it: it holds where `refused` is None.
+
+    `unread_end` is when the run of a signed statement ended that this version cannot read.
+    """
 
     digest: str
     statement: Statement | None
     signer: str | None
     refused: Rejection | None
+    unread_end: dt.datetime | None = None
 
 
 class ImageProofs(LightRecord, frozen=True):
@@ -91,7 +95,8 @@ def node_of(snapshot: Snapshot) -> NodeFacts:
 def judge_image(attached: Sequence[ListedProof], image: str, terms: ProofTerms) -> ImageProofs:
     """Judge everything that lies beside an image's digest; the refusal that came furthest stands for all."""
     read = [_read(one, image, terms.policy) for one in attached]
-    fails = sorted((one for one in read if one.statement and not one.statement.passed), key=_ended, reverse=True)
+    fails = [one for one in read if one.unread_end or (one.statement and not one.statement.passed)]
+    fails.sort(key=_ended, reverse=True)
     judged = [_judge(proof, fails, one.evidence, terms) for one, proof in zip(attached, read, strict=True)]
     judged.sort(key=lambda one: (_ended(one), one.digest), reverse=True)
     chosen = next((one for one in judged if one.refused is None), None)
@@ -117,7 +122,7 @@ def _read(listed: ListedProof, image: str, policy: Policy) -> JudgedProof:
         statement = statements.decode(opened.payload)
     except MalformedError as error:
         refused = Rejection(ProofRefusal.UNKNOWN_FORMAT, str(error))
-        return JudgedProof(listed.digest, None, opened.signer, refused)
+        return JudgedProof(listed.digest, None, opened.signer, refused, statements.unread_end(opened.payload, image))
     named = [f"sha256:{subject.digest.sha256}" for subject in statement.subject]
     if named != [image] or statement.facts.image.manifest != image:
         why = f"it is about {', '.join(named[:3]) or 'no image'}, not {image}"
@@ -178,6 +183,9 @@ def _taken_back(statement: Statement, fails: Sequence[JudgedProof], terms: Proof
     models = () if covers.gpu is None else (covers.gpu,)
     node = terms.node or NodeFacts(models, covers.gpus, covers.driver, covers.arch, covers.mig)
     for fail in fails:
+        if fail.unread_end and fail.unread_end >= statement.ended:
+            why = f"a newer statement cannot be read, and its run may have failed ({fail.digest[:19]})"
+            return Rejection(ProofRefusal.FAILED_SINCE, f"{why}; use a newer envcheck")
         if fail.statement is None or fail.statement.ended < statement.ended:
             continue
         facts = fail.statement.facts

@@ -4,7 +4,7 @@ import base64
 import datetime as dt
 import enum
 import re
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -80,6 +80,7 @@ def from_base64(text: str, label: str) -> bytes:
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 PREDICATE_TYPE: Final = "https://in-toto.io/attestation/test-result/v0.1"
 _STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
+_NEVER: Final = dt.datetime.max.replace(tzinfo=dt.timezone.utc)
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 _TIME_FORM: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 
@@ -185,7 +186,18 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
         return self.predicate.result != "FAILED"
 
 
-know_types(Statement)
+class _AnySubject(msgspec.Struct):
+    digest: dict[str, str] = {}
+
+
+class _AnyStatement(msgspec.Struct):
+    """What every version of a statement has."""
+
+    subject: list[_AnySubject]
+    predicate: dict[str, Any] = {}
+
+
+know_types(Statement, _AnyStatement)
 
 
 def encode(statement: Statement) -> bytes:
@@ -210,6 +222,18 @@ def decode(payload: bytes) -> Statement:
         message = f"it says {predicate.result}, and its checks do not"
         raise MalformedError(message)
     return statement
+
+
+def unread_end(payload: bytes, image: str) -> dt.datetime | None:
+    """Return when a run ended whose statement `decode` refuses: newer than all if it does not say; None of another."""
+    try:
+        document = decode_json(payload, _AnyStatement)
+        if image not in {f"sha256:{subject.digest.get('sha256')}" for subject in document.subject}:
+            return None
+        facts = document.predicate.get("envcheck")
+        return instant(str(facts.get("ended"))) if isinstance(facts, dict) else _NEVER
+    except MalformedError:
+        return _NEVER
 
 
 def instant(text: str) -> dt.datetime:

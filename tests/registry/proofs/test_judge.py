@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -185,6 +186,28 @@ def test_a_failure_by_a_key_that_is_not_allowed_takes_nothing_back(
     assert word(passed, proofs.attached(fail, other_key), policy=policy, node=proofs.H200) is None
     elsewhere = structs.replace(fail, subject=subjects(proofs.OTHER))
     assert word(passed, proofs.attached(elsewhere, key), policy=policy, node=proofs.H200) is None
+
+
+def later_schema(by: PrivateKey, ended: str | None, image: str = proofs.MANIFEST, kind: str = "") -> ListedProof:
+    """Return a statement as an envcheck to come may write it, which this one cannot read."""
+    document = msgspec.json.decode(statements.encode(proofs.stated(subject=subjects(image))))
+    document["predicate"]["envcheck"] |= {"schema": "envcheck/proof/2", "ended": ended}
+    document["predicateType"] = kind or document["predicateType"]
+    return proofs.attached(envelope.sign(msgspec.json.encode(document), statements.PAYLOAD_TYPE, by))
+
+
+def test_a_newer_statement_that_cannot_be_read_may_be_a_failure(
+    policy: Policy, key: PrivateKey, other_key: PrivateKey
+) -> None:
+    proof, after = proofs.attached(proofs.stated(), key), statements.written(ENDED + MINUTE)
+    garbled = proofs.attached(envelope.sign(b"\xff", statements.PAYLOAD_TYPE, key))
+    at_once = later_schema(key, statements.written(ENDED))
+    later = [later_schema(key, after), later_schema(key, None), later_schema(key, after, kind="later/2")]
+    for unread in (garbled, at_once, *later):
+        assert word(proof, unread, policy=policy, node=proofs.H200) == "failed-since"
+    older = later_schema(key, statements.written(ENDED - MINUTE))
+    for harmless in (older, later_schema(other_key, after), later_schema(key, after, proofs.OTHER)):
+        assert word(proof, harmless, policy=policy, node=proofs.H200) is None
 
 
 def test_the_newest_that_holds_is_chosen_and_the_others_are_listed(policy: Policy, key: PrivateKey) -> None:
