@@ -225,13 +225,20 @@ def decode(payload: bytes) -> Statement:
 
 
 def unread_end(payload: bytes, image: str) -> dt.datetime | None:
-    """Return when a run ended whose statement `decode` refuses: newer than all if it does not say; None of another."""
+    """Return when a run ended whose statement `decode` refuses: newer than all if it does not say.
+
+    None where it is not envcheck's, or about another image: another program's statement takes nothing back.
+    """
     try:
         document = decode_json(payload, _AnyStatement)
-        if image not in {f"sha256:{subject.digest.get('sha256')}" for subject in document.subject}:
-            return None
-        facts = document.predicate.get("envcheck")
-        return instant(str(facts.get("ended"))) if isinstance(facts, dict) else _NEVER
+    except MalformedError:
+        return None
+    facts = document.predicate.get("envcheck")
+    named = {f"sha256:{subject.digest.get('sha256')}" for subject in document.subject}
+    if not isinstance(facts, dict) or image not in named:
+        return None
+    try:
+        return instant(str(facts.get("ended")))
     except MalformedError:
         return _NEVER
 

@@ -200,13 +200,14 @@ def test_a_newer_statement_that_cannot_be_read_may_be_a_failure(
     policy: Policy, key: PrivateKey, other_key: PrivateKey
 ) -> None:
     proof, after = proofs.attached(proofs.stated(), key), statements.written(ENDED + MINUTE)
-    garbled = proofs.attached(envelope.sign(b"\xff", statements.PAYLOAD_TYPE, key))
+    sbom = msgspec.json.encode({"subject": [{"digest": {"sha256": proofs.MANIFEST[7:]}}], "predicate": {"name": "x"}})
+    others = [proofs.attached(envelope.sign(text, statements.PAYLOAD_TYPE, key)) for text in (b"\xff", sbom)]
     at_once = later_schema(key, statements.written(ENDED))
     later = [later_schema(key, after), later_schema(key, None), later_schema(key, after, kind="later/2")]
-    for unread in (garbled, at_once, *later):
+    for unread in (at_once, *later):
         assert word(proof, unread, policy=policy, node=proofs.H200) == "failed-since"
     older = later_schema(key, statements.written(ENDED - MINUTE))
-    for harmless in (older, later_schema(other_key, after), later_schema(key, after, proofs.OTHER)):
+    for harmless in (*others, older, later_schema(other_key, after), later_schema(key, after, proofs.OTHER)):
         assert word(proof, harmless, policy=policy, node=proofs.H200) is None
 
 
