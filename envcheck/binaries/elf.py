@@ -20,6 +20,7 @@ MAGIC = b"\x7fELF"
 MACHINES = {62: "x86_64", 183: "aarch64"}
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
+_SEGMENT, _PT_DYNAMIC = struct.Struct("<I28xQ16x"), 2
 _SYMBOL = struct.Struct("<IBBHQQ")
 _DYNAMIC = struct.Struct("<qQ")
 _NEED, _NEED_NAME = struct.Struct("<HHIII"), struct.Struct("<IHHII")
@@ -89,8 +90,10 @@ class Elf:
         refuse_if(start[4:5] == b"\1", "a 32-bit ELF file")
         refuse_if(start[4:6] != b"\2\1", "an ELF file that is not 64-bit little-endian")
         refuse_if(len(start) < _HEADER.size, f"a truncated ELF file: {self.size} bytes")
-        _, _, machine, _, _, _, at, _, _, _, _, each, count, names = _HEADER.unpack(start)
+        _, _, machine, _, _, first, at, _, _, _, segments, each, count, names = _HEADER.unpack(start)
         self.machine = MACHINES.get(machine, f"machine {machine}")
+        rows = _SEGMENT.iter_unpack(self.read(first, segments * _SEGMENT.size, "the table of segments"))
+        self.loaded = any(kind == _PT_DYNAMIC and size for kind, size in rows)
         self.sections = self._sections(at, each, count, names)
 
     def read(self, offset: int, size: int, label: str) -> bytes:
@@ -126,6 +129,8 @@ class Elf:
         """Return the dynamic section; an empty one where the file has none."""
         section = self._one(_DYNAMIC_SECTION)
         if section is None:
+            # A tool that drops sections leaves a library that loads, and of which nothing could be read here.
+            refuse_if(self.loaded, "its sections do not show the dynamic table that the loader reads")
             return Dynamic((), "", ())
         strings, content = self._strings(section), self._content(section)
         values: dict[int, list[str]] = {tag: [] for tag in (_DT_NEEDED, _DT_SONAME, _DT_RPATH, _DT_RUNPATH)}

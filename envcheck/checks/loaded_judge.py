@@ -146,7 +146,7 @@ class _ExtensionJudge:
         if not trial.step:
             text = f"its process ended with exit code {trial.code} at once"
             return self._undecided(text, "extensions-loaded.not-looked-at")
-        how = signal.Signals(-trial.code).name if trial.code < 0 else f"exit code {trial.code}"
+        how = signal.Signals(-trial.code).name if -trial.code in set(signal.Signals) else f"exit code {trial.code}"
         text = f"{trial.step} ended the process: {how}"
         return self._failed(text, f"{self._fitting()}; {_LOG}", "extensions-loaded.crash")
 

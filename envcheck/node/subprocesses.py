@@ -83,6 +83,8 @@ def _printed(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, b
             return process.communicate(timeout=min(_TICK, max(0.0, deadline - time.monotonic())))
         except subprocess.TimeoutExpired as so_far:  # noqa: PERF203 (it waits)
             if process.poll() is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):  # what it wrote last is still in the pipe
+                    return process.communicate(timeout=_TICK)
                 return so_far.stdout or b"", so_far.stderr or b""
             if time.monotonic() > deadline:
                 raise

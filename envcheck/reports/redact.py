@@ -1,7 +1,7 @@
 """A report without names: hosts, users, UUIDs, serials, addresses and paths become pseudonyms, and no verdict changes.
 
 Within one report a name has one pseudonym, numbered as names come; with a key it has the same one in every report of
-that key (HMAC-SHA256), so that redacted reports can still be compared. names.toml says what is taken for a name.
+that key (HMAC-SHA256), so that redacted reports can still be compared. names.yaml says what is taken for a name.
 """
 
 import contextlib
@@ -12,7 +12,6 @@ import os
 import platform
 import pwd
 import re
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -21,11 +20,6 @@ import msgspec
 
 from envcheck.errors import EnvcheckError
 from envcheck.reports.model import RunReport, rejudge
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 # What a GPU's pseudonym begins with where no key was given.
 UNKEYED: Final = ("GPU-00000000-0000-0000-0000-", "MIG-00000000-0000-0000-0000-")
@@ -47,7 +41,7 @@ class _Pattern(msgspec.Struct, frozen=True):
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """names.toml, which says what each of its fields means."""
+    """names.yaml, which says what each of its fields means."""
 
     kept: frozenset[str]
     kept_keys: frozenset[str]
@@ -68,8 +62,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @functools.cache
 def _table() -> _Table:
-    text = Path(__file__).with_name("names.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), _Table)
+    return msgspec.yaml.decode(Path(__file__).with_name("names.yaml").read_bytes(), type=_Table)
 
 
 class Pseudonyms:

@@ -2,7 +2,7 @@
 
 `decide` has the check's own judge look at the measurements, then applies OUTCOME_RULES, which know what that judge does
 not: that it contradicts itself, that somebody else used the GPU, that peer-to-peer is broken. Each change of a status
-is kept with its rule and reason. attempts.ROW_RULES compare a measurement with an earlier one of the same check.
+is kept with its rule and reason. outcomes.ROW_RULES compare a measurement with an earlier one of the same check.
 """
 
 import collections
@@ -69,7 +69,7 @@ _P2P_FIX: Final = (
 def decide(
     module: CheckModule, view: View, ranks: Ranks | None = None, details: Mapping[str, Any] | None = None
 ) -> Outcome:
-    """Judge one check, then apply OUTCOME_RULES; `details` say how the ranks ran (see P2P_KEPT).
+    """Judge one check, then apply OUTCOME_RULES; `details` say how the ranks ran (fork_server.KEPT).
 
     What is unknown, and a judge that breaks or contradicts itself, is an error.
     """
@@ -286,7 +286,7 @@ def _sentence(code: int, passes: int, where: str, culprits: list[str]) -> str:
 
 
 class Evidence(NamedTuple):
-    """What a rule may look at: the check, what judges see, and how the ranks ran (see P2P_KEPT)."""
+    """What a rule may look at: the check, what judges see, and how the ranks ran (fork_server.KEPT)."""
 
     found: CheckModule
     view: View

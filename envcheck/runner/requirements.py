@@ -6,11 +6,12 @@ of the check that measures it, and one that did not run, was skipped or broke is
 
 import dataclasses
 import functools
+import importlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, cast
 
 import msgspec
 
@@ -18,7 +19,7 @@ from envcheck import safe_files
 from envcheck.checks import ERROR, FAIL, SKIP, Check, Limit, Outcome, View, failed, passed, undecided
 from envcheck.checks.node import infiniband
 from envcheck.counting import counted
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.matrix.facts.lookup import find_gpu, suggest
 from envcheck.matrix.facts.model import Matrix, key
 from envcheck.matrix.file.load import load
@@ -26,11 +27,6 @@ from envcheck.node.snapshot import Signal
 from envcheck.runner.outcomes import fields
 from envcheck.runner.planning import CheckModule
 from envcheck.runner.schema import OutcomeRow
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _MOST: Final = 1 << 20  # bytes of a file
 PROFILES: Final = Path(__file__).with_name("profiles")
@@ -113,17 +109,25 @@ def read(source: str, matrix: Matrix | None = None) -> Requirements:
         raise ConfigError(message, fix=f"give a TOML file, or one of {names}")
     try:
         text = safe_files.read_whole(path, most=_MOST).decode()
-        requirements = msgspec.convert(tomllib.loads(text), Requirements)
+        requirements = msgspec.convert(_toml(text), Requirements)
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
         raise ConfigError(message, fix="give a TOML file that you may read") from error
-    except (UnicodeError, RecursionError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
         message = f"{path} is not UTF-8 text" if isinstance(error, UnicodeError) else f"{path}: {error}"
         raise ConfigError(message, fix=_ALL_SETTINGS) from error
     for problem, fix in _problems(requirements, matrix or load()):
         message = f"{path}{problem}"
         raise ConfigError(message, fix=fix)
     return requirements
+
+
+def _toml(text: str) -> dict[str, Any]:
+    try:
+        reader = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ModuleNotFoundError:
+        refuse("this image's Python 3.10 reads no TOML", "run `envcheck run --image` with --requirements on the host")
+    return cast("dict[str, Any]", reader.loads(text))
 
 
 def _problems(requirements: Requirements, matrix: Matrix) -> Iterator[tuple[str, str]]:

@@ -126,7 +126,7 @@ class FindingRow(Row, frozen=True, kw_only=True):
 
 
 class ChangeRow(Row, frozen=True, kw_only=True):
-    """A status that a rule changed after the judge: judging.OUTCOME_RULES or attempts.ROW_RULES."""
+    """A status that a rule changed after the judge: judging.OUTCOME_RULES or outcomes.ROW_RULES."""
 
     rule: str
     before: str

@@ -149,6 +149,8 @@ class _Watcher:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
             start_new_session=True,
         )
+        if self._over.is_set():  # the command was that short
+            self._sampler.kill()
         decoder = msgspec.json.Decoder(_GpuLine)
         for raw in self._sampler.stdout or ():
             line = decoder.decode(raw)
@@ -231,7 +233,10 @@ def sample_gpus(interval: float, began: float, parent: int) -> None:
     try:
         library = nvml.load_nvml()
         library.nvmlInit()
-        handles = {at: library.nvmlDeviceGetHandleByIndex(at) for at in range(library.nvmlDeviceGetCount())}
+        handles = {}
+        for number in range(library.nvmlDeviceGetCount()):
+            with contextlib.suppress(library.NVMLError):  # a lost GPU hides no other
+                handles[number] = library.nvmlDeviceGetHandleByIndex(number)
     except ImportError as error:
         _say({"problem": f"nvidia-ml-py: {error}"})
         return

@@ -192,7 +192,8 @@ def _large(torch: Any, dist: Any, rank: Rank, device: Any, name: str, size: int)
     made = Message(torch, dist, rank, device, name, size)
     kind = device.type
     first = max(timed(torch, dist, made, device, WARMUP[kind])[-1], 1e-9)
-    often = least(torch, dist, device, min(MOST, max(FEWEST, int(BUDGET[kind] / first))))
+    # The reduction itself may be what is wrong; then the verdict on the message says so.
+    often = min(MOST, max(FEWEST, least(torch, dist, device, int(min(MOST, BUDGET[kind] / first)))))
     seconds = statistics.median(timed(torch, dist, made, device, often))
     point = {"bytes": made.size, "seconds": seconds, **made.verdict()}
     # The next size is four times as large: give this one's memory back first.

@@ -96,7 +96,9 @@ def _missing(torch: Any, rank: Rank, kind: str) -> list[str]:
     """Return what torch.compile needs and does not find, one by one; compile-prerequisites says what to do."""
     if not hasattr(torch, "compile"):
         return [f"torch.compile (torch {torch.__version__} predates it)"]
-    needed = ("C++ compiler", "Python.h") if kind == "cpu" else ("C compiler", "Python.h", "triton")
+    compiler, variable = ("C++ compiler", "CXX") if kind == "cpu" else ("C compiler", "CC")
+    # One that a variable names and that does not work is a failure of the compilation.
+    needed = [*([] if os.environ.get(variable) else [compiler]), "Python.h", *(["triton"] if kind != "cpu" else [])]
     found = compile_prerequisites.measure(rank)["found"]
     missing = [name for name in needed if not found[name]]
     if sys.version_info >= (3, 12) and tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):

@@ -196,7 +196,10 @@ def _result(test: str, row: dict[str, Any]) -> Result:
     warnings = [
         one if isinstance(one, dict) else {"warning": one} for one in (given if isinstance(given, list) else [given])
     ]
-    severities = {one["error_severity"] for one in warnings if isinstance(one.get("error_severity"), int)}
+    told = [one.get("error_severity") for one in warnings]
+    severities = {
+        severity if isinstance(severity, int) else 0 for severity in told
+    }  # 0: it gives none, so not a mild one
     return Result(test, status, _entities(row), [_text(one) for one in warnings], severities)
 
 

@@ -63,7 +63,7 @@ def _installed() -> tuple[dict[str, importlib.metadata.Distribution], list[str]]
 def _reader() -> Any:
     """Return the module packaging.requirements of the first copy of `packaging` that works; None without any."""
     for name in READERS:
-        with contextlib.suppress(ImportError, SyntaxError):  # absent, or damaged: the next one may do
+        with contextlib.suppress(Exception):  # absent, or damaged: the next one may do
             return importlib.import_module(f"{name}.requirements")
     return None
 

@@ -179,7 +179,9 @@ def lateness(ranks: Ranks) -> dict[int, float]:
         for host in {entry.get("host") for entry in ranks}
     }
     return {
-        entry["rank"]: statistics.median(at - least for at, least in zip(entry["joined"]["at"], first[entry["host"]]))
+        entry["rank"]: statistics.median(
+            at - least for at, least in zip(entry["joined"]["at"], first[entry.get("host")])
+        )
         for entry in ranks
     }
 
@@ -193,7 +195,7 @@ def _late(view: View, ranks: Ranks) -> list[Outcome]:
     tell, least = (too_slow, LATE.value) if view.mode == "gpu" else (warned, LATE.value * _BUSY)
     usual = statistics.median_low(late.values())
     for entry in ranks:
-        own, after = entry["joined"].get("own", 0.0), late[entry["rank"]]
+        own, after = entry["joined"].get("own") or 0.0, late[entry["rank"]]
         rows = (
             (not own <= least, own, f"takes {own * 1000:.3g} ms for itself before it joins a collective"),
             (after > max(least, 3 * usual), after, f"joins collectives {after * 1000:.3g} ms after the first rank"),

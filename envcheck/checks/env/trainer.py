@@ -8,6 +8,7 @@ of step 4 and has to end with the same bits; TensorBoard's own reader has to fin
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
@@ -50,8 +51,10 @@ def measure(rank: Rank) -> Measured:
         return {**where, "absent": "transformers"}
     result: Measured = {**where, "missing": [name for name in NEEDED if importlib.util.find_spec(name) is None]}
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
-    installed = [name for name in ("transformers", "tensorboard", *NEEDED) if importlib.util.find_spec(name)]
-    versions = {name: importlib.metadata.version(name) for name in installed}
+    versions = {}
+    for name in ("transformers", "tensorboard", *NEEDED):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # tb-nightly brings tensorboard, too
+            versions[name] = importlib.metadata.version(name)
     result |= {"versions": versions, "capability": list(capability), "stage": "the import"}
     if result["missing"]:
         return result

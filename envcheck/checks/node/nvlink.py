@@ -70,7 +70,7 @@ def _behind(links: Reading, up: dict[str, int]) -> list[Outcome]:
 def _alone(links: Reading, up: dict[str, int]) -> list[Outcome]:
     """Return the failure of the one GPU with links up, on a board that is linked by a bridge: it reaches no other."""
     linked = {gpu: count for gpu, count in up.items() if count}
-    bridged = {gpu: count for gpu, count in linked.items() if not _board(links.view, gpu)}
+    bridged = {gpu: 1 for gpu in linked if not _board(links.view, gpu)}
     rule = Rule(failed, "nvlink.half-bridge", _HALF, _FIX, Limit(2, "GPUs", _PEERS))
     return links.blame(bridged if len(linked) == 1 else {}, rule)
 
