@@ -128,6 +128,7 @@ def test_json_is_the_resolution(run: Run) -> None:
         (["--gpu", "H100", "--gpu", "GB200"], "are on different host architectures"),
         (["--extensions", "nosuch"], "--extensions is for the extensions of --with, and there are none"),
         (["--third-party"], "--third-party is for the extensions of --with, and there are none"),
+        (["--base-cuda", "1.0"], "what nvidia/cuda of CUDA 1.0 demands is not in the matrix; use one of 11.4"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(run: Run, args: list[str], says: str) -> None:

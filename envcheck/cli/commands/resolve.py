@@ -56,6 +56,9 @@ class ResolveOptions:
     ] = ()
     cc: Annotated[tuple[str, ...], Option("Compute capability, for a GPU without a name.", metavar="X.Y")] = ()
     arch: Annotated[Literal["x86_64", "amd64", "aarch64", "arm64"] | None, Option("Host architecture.")] = None
+    base_cuda: Annotated[
+        str | None, Option("Also say what an nvidia/cuda base image of that CUDA refuses.", metavar="X.Y")
+    ] = None
     requirements: Annotated[
         tuple[str, ...],
         Option(
@@ -118,7 +121,7 @@ def command(options: ResolveOptions, settings: Settings) -> int:
         query, read, notes = fill(matrix, query, collect.identify(), active_python())
     query, taken = with_whole_driver(Facts(matrix), query)
     notes += taken
-    answer = resolve(matrix, query, read_here=read, notes=notes)
+    answer = resolve(matrix, query, base_cuda=options.base_cuda, read_here=read, notes=notes)
     extended = _with_extensions(options, matrix, answer, notes) if options.requirements else None
     answer = extended or answer
     answer = msgspec.structs.replace(answer, pip=pip_command(answer, _profile(options.mirror)))
@@ -160,6 +163,7 @@ def _with_extensions(
         required_extensions,
         third_party=options.third_party,
         every_cell=options.everything or options.as_json,
+        base_cuda=options.base_cuda,
         notes=notes,
     )
 

@@ -169,10 +169,10 @@ class Engine:
             result = self.run(*words, timeout=30)
         except UnavailableError as error:
             message = f"no {self.name} engine answers: {error.message}"
-            raise UnavailableError(message, fix=f"install {self.name}, or use --engine venv") from error
+            raise UnavailableError(message, fix=f"install {self.name}") from error
         if result.status != 0:
             message = f"no {self.name} engine answers: {_last(result)}"
-            fix = "start one, or set DOCKER_HOST, or use --engine venv"
+            fix = "start one, or set DOCKER_HOST"
             if "permission denied" in result.output:
                 fix = "add the user to the docker group, or set DOCKER_HOST"
             raise UnavailableError(message, fix=fix)

@@ -103,28 +103,33 @@ def choose_base(engine: Engine, request: TargetRequest, say: Callable[[str], Non
     if request.base != "bootstrap":
         if engine.inspect(remote):
             return remote
-        if _offered(engine, request, remote):
+        # The daemon's registry mirrors serve a pull, but not `manifest inspect`, which the client does.
+        if _offered(engine, request, remote) or (_named(request) and not engine.inspect(own)):
             say(f"pulling {remote}")
-            engine.pull(remote)
-            return remote
+            try:
+                engine.pull(remote)
+            except UnavailableError:
+                if request.base == "registry":
+                    raise
+            else:
+                return remote
     if not engine.inspect(own):
         say(f"no registry has {request.spec.base.image}: bootstrapping it from the apt mirror (about 30 s)")
         engine.import_base(request.spec, packages, request.profile)
     return own
 
 
-def _offered(engine: Engine, request: TargetRequest, remote: str) -> bool:
-    """Tell whether a registry is to be asked for the base, and has it.
+def _named(request: TargetRequest) -> bool:
+    """Tell whether a registry may be asked: Docker Hub, which is nobody's mirror, is not for a closed profile."""
+    return request.profile.registry is not None or not request.profile.closed
 
-    Docker Hub, which is nobody's mirror, is not asked for a closed profile.
-    """
-    named = request.profile.registry is not None or not request.profile.closed
-    if request.base == "registry" and named:
-        return True
-    if request.base == "registry":
+
+def _offered(engine: Engine, request: TargetRequest, remote: str) -> bool:
+    """Tell whether a registry is to be asked for the base, and has it."""
+    if request.base == "registry" and not _named(request):
         message = f"{request.profile.name} is closed and names no registry"
         raise ConfigError(message, fix="name one under `registry:`, or leave --base out: the base is bootstrapped")
-    return named and engine.has_remote(remote)
+    return request.base == "registry" or (_named(request) and engine.has_remote(remote))
 
 
 def prepare(engine: Engine, request: TargetRequest, base: str, scratch: Path, *, key_only: bool = False) -> BuildPlan:

@@ -127,11 +127,12 @@ def resolve_with(
     *,
     third_party: bool = False,
     every_cell: bool = False,
+    base_cuda: str | None = None,
     notes: list[str] | None = None,
 ) -> ExtensionResolution:
     """Return the best cell of `plain`, the answer without extensions, in which all `wanted` fit, or why there is none.
 
-    `notes` are those that `plain` was made with.
+    `base_cuda` and `notes` are those that `plain` was made with.
 
     What is not known about a wheel never counts as fitting. `third_party` allows wheels of other authors.
     """
@@ -151,7 +152,7 @@ def resolve_with(
         more |= {"verdict": first[0].word, "reasons": reasons, "refused": first, "closest": str(cell)}
         return _extended(plain, **nothing, **more)
     pinned = plain.query.replace(torch=f"=={cell.torch}", variant=cell.variant, cuda=None, python=cell.python)
-    only = resolve(matrix, pinned, read_here=plain.read_here, notes=notes)
+    only = resolve(matrix, pinned, base_cuda=base_cuda, read_here=plain.read_here, notes=notes)
     chosen = [_chosen(want, fit) for want, fit in zip(requested, best.choice.fits, strict=True)]
     weak = list(dict.fromkeys([*only.weak, *(fact for each in chosen for fact in each.weak)]))
     more |= {"query": plain.query, "verified": not weak, "weak": weak, "extensions": chosen}

@@ -7,8 +7,9 @@ from typing import Literal
 
 import msgspec
 
+from envcheck.errors import ConfigError
 from envcheck.matrix.facts.lookup import Device, Facts, OtherAccelerator, find_gpu, other_accelerator
-from envcheck.matrix.facts.model import Cell, HostArch, Matrix, TorchRelease, branch, key
+from envcheck.matrix.facts.model import BaseImage, Cell, HostArch, Matrix, TorchRelease, branch, key
 from envcheck.matrix.resolver.candidates import Alternative, Candidate, alternatives, candidates, thresholds
 from envcheck.matrix.resolver.query import (
     Query,
@@ -79,10 +80,11 @@ def resolve(
     matrix: Matrix,
     query: Query,
     *,
+    base_cuda: str | None = None,
     read_here: dict[str, str] | None = None,
     notes: list[str] | None = None,
 ) -> Resolution:
-    """Return what can run.
+    """Return what can run. `base_cuda` adds a note on what an nvidia/cuda base of that CUDA minor refuses.
 
     `read_here` (axes that were read off this node) and `notes` come from the caller and are part of the result.
     Raises ConfigError for an invalid query (an unknown GPU, a malformed version).
@@ -101,6 +103,7 @@ def resolve(
     offers = alternatives(facts, query, devices, arch, ranking)
     release = matrix.release(best.torch)
     images = _images(facts, query, devices, arch, ranking, read_here or {})
+    base = [what_base_refuses(facts, base_cuda, query.driver, devices)] if base_cuda is not None else []
     return Resolution(
         query=query,
         verdict=best.verdict.name,
@@ -114,7 +117,7 @@ def resolve(
         buildable=next((str(cell) for cell in images), None),
         install=_install(matrix, best) if best.legal else [],
         index="" if release is None or _default_index(release, best, arch) else f"whl/{best.variant}",
-        notes=[*notes, *several_gpus(facts, query), *sentences(facts, query, devices, arch, best, offers)],
+        notes=[*notes, *several_gpus(facts, query), *sentences(facts, query, devices, arch, best, offers), *base],
         read_here=read_here or {},
         ranked=[
             RankedCell(cell=str(cell), verdict=row.verdict.name, verified=row.verdict.verified)
@@ -261,3 +264,43 @@ def _first_of_branch(facts: Facts, devices: list[Device], offers: list[Alternati
         listed = device.gpu.first_driver.values() if device.gpu is not None else []
         for version in sorted(versions.intersection(listed), key=key):
             yield f"driver {version} is the first of R{branch(version)} that drives {device.label}"
+
+
+def what_base_refuses(facts: Facts, cuda: str, driver: str | None, devices: list[Device]) -> str:
+    """Return a sentence: whether nvidia/cuda of that CUDA minor starts under `driver`; None: under which drivers.
+
+    Raises ConfigError for a CUDA minor whose images are not in the matrix.
+    """
+    image = _image(facts, cuda)
+    name = f"nvidia/cuda:{image.image}"
+    if driver is None:
+        return f"{name} starts under drivers of CUDA >= {image.cuda}, and {_exceptions(image)}"
+    row = facts.branch(driver)
+    if row is not None and key(row.cuda) >= key(image.cuda):
+        return f"{name} starts: driver {driver} is of CUDA {row.cuda} >= {image.cuda}"
+    of = f"driver {driver} is of CUDA {row.cuda} < {image.cuda}" if row else f"the CUDA of driver {driver} is not known"
+    kinds = {device.datacenter for device in devices} or {None}
+    lists = [image.datacenter_branches if datacenter else image.geforce_branches for datacenter in kinds]
+    if all(branch(driver) in branches for branches in lists):
+        return f"{name} starts: {of}, but it accepts R{branch(driver)} with such GPUs"
+    doubt = "" if image.complete else " (the end of its list is not known)"
+    return (
+        f"{name} refuses to start: {of}, and it accepts {_exceptions(image)}{doubt}; NVIDIA_DISABLE_REQUIRE=1 overrides"
+    )
+
+
+def _image(facts: Facts, cuda: str) -> BaseImage:
+    images = sorted(facts.matrix.cuda.base_images, key=lambda row: key(row.image))
+    of_minor = [row for row in images if row.cuda == cuda]
+    if not of_minor:
+        minors = ", ".join(dict.fromkeys(row.cuda for row in images))
+        message = f"what nvidia/cuda of CUDA {cuda} demands is not in the matrix"
+        raise ConfigError(message, fix=f"use one of {minors}")
+    return of_minor[-1]
+
+
+def _exceptions(image: BaseImage) -> str:
+    def listed(branches: list[str]) -> str:
+        return ", ".join(f"R{name}" for name in sorted(branches, key=key)) or "no older branch"
+
+    return f"{listed(image.datacenter_branches)} with data-centre GPUs, {listed(image.geforce_branches)} with others"

@@ -32,6 +32,7 @@ class _Shelf(Engine):
         self.status: int | None = 0
         self.images: dict[str, ImageInfo] = {}
         self.registry: set[str] = set()
+        self.mirrored: set[str] = set()  # what the daemon's registry mirrors have, which only a pull asks
         self.builds: list[BuildPlan] = []
         self.alive = True
         self.failing: set[str] = set()
@@ -54,6 +55,8 @@ class _Shelf(Engine):
         return reference in self.registry
 
     def pull(self, reference: str) -> None:
+        if reference not in self.registry | self.mirrored:
+            raise UnavailableError(reference, fix="")
         self.put(reference, {})
 
     def import_base(self, spec: ImageSpec, packages: Sequence[str], profile: Profile) -> str:
@@ -188,6 +191,11 @@ def test_where_the_base_comes_from(
     assert chosen.partition(":")[0] in base
     assert chosen in shelf.images
     assert building.dry_run(shelf, build_request._replace(base=policy)).base == chosen
+
+
+def test_a_base_that_only_the_daemons_mirrors_have_is_pulled(shelf: _Shelf, build_request: TargetRequest) -> None:
+    shelf.mirrored.add("debian:bookworm-slim")
+    assert building.choose_base(shelf, build_request, lambda _: None) == "debian:bookworm-slim"
 
 
 def test_a_dry_run_changes_nothing(shelf: _Shelf, build_request: TargetRequest) -> None:

@@ -248,7 +248,7 @@ def test_without_an_engine_auto_is_venv_and_a_named_one_says_what_to_do(
     program.answers(version=("Cannot connect to the Docker daemon at unix:///x.sock. Is the docker daemon running?", 1))
     assert engines.find("auto") == "podman"
     with pytest.raises(
-        UnavailableError, match=r"no docker engine answers: .*x\.sock.*; start one, or .* --engine venv"
+        UnavailableError, match=r"no docker engine answers: .*x\.sock.*; start one, or set DOCKER_HOST$"
     ):
         engines.find("docker")
     program.answers(version=("permission denied while trying to connect to the docker API", 1))

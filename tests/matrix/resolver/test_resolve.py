@@ -291,6 +291,21 @@ def test_what_is_left_open_or_taken_for_granted_is_said(ask: Ask, axes: dict[str
 
 
 @each(
+    ("base", "driver", "gpu", "says"),
+    [
+        ("12.8", "570.26", "RTX 4090", "nvidia/cuda:12.8.1 starts: driver 570.26 is of CUDA 12.8"),
+        ("12.8", "550.54.14", "RTX 4090", "nvidia/cuda:12.8.1 refuses to start"),
+        ("12.8", "550.54.14", "H100", "nvidia/cuda:12.8.1 starts: driver 550.54.14 is of CUDA 12.4 < 12.8"),
+        ("12.4", "525.105.17", "RTX 4090", "nvidia/cuda:12.4.1 starts"),
+        ("13.3", "570.26", "H100", "the end of its list is not known"),
+    ],
+)
+def test_what_an_nvidia_base_would_refuse(matrix: Matrix, base: str, driver: str, gpu: str, says: str) -> None:
+    resolution = resolve(matrix, Query(driver=driver, gpus=[gpu]), base_cuda=base)
+    assert says in resolution.notes[-1]
+
+
+@each(
     ("sass", "ptx", "cc", "cuda", "runs"),
     [
         (["sm_80", "sm_90"], [], "8.9", "12.8", True),
