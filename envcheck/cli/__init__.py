@@ -1,6 +1,5 @@
 """The command line: one file a command, imported only when that command runs."""
 
-import difflib
 import importlib
 import json
 import os
@@ -69,6 +68,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the words name; suggest one for a word that is nearly a name."""
         if args and args[0] not in self.described:
+            import difflib  # here, as a start that names its command needs none
+
             for near in difflib.get_close_matches(args[0], self.described, 1):
                 ctx.fail(f"No such command {args[0]!r} (did you mean {near!r}?)")
         return super().resolve_command(ctx, args)

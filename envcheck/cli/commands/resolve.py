@@ -26,7 +26,6 @@ from envcheck.matrix.resolver.query import normalized, requested_devices, with_w
 from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile
-from envcheck.node import collect
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
@@ -118,6 +117,8 @@ def command(options: ResolveOptions, settings: Settings) -> int:
     query, read, notes = normalized(options.query()), dict[str, str](), list[str]()
     another = bool(query.driver or query.gpus or query.cc or query.arch)
     if options.here or (options.here is None and not another):
+        from envcheck.node import collect  # a question about another machine reads no node
+
         query, read, notes = fill(matrix, query, collect.identify(), active_python())
     query, taken = with_whole_driver(Facts(matrix), query)
     notes += taken

@@ -1,32 +1,30 @@
-"""Read matrix.yaml and its like: every error names the file, the line, the key path and what to do."""
+"""Read matrix.yaml, through a cache, and its like: errors name the file, the line, the key path and what to do."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
-import yaml
 
-from envcheck.data import data_path
+from envcheck.data import data_path, xdg
 from envcheck.errors import ConfigError
+from envcheck.matrix.facts import model
 from envcheck.matrix.facts.model import Matrix
-from envcheck.safe_files import read_whole
+from envcheck.safe_files import put, read_whole
+
+if TYPE_CHECKING:
+    from envcheck.matrix.file.yaml_lines import YamlDocument
 
 _Row = TypeVar("_Row")
-_DEEPEST: Final = 32
-_SEGMENT: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
-_SCALARS: Final[dict[str, Callable[[str], Any]]] = {
-    "tag:yaml.org,2002:int": int,
-    "tag:yaml.org,2002:float": float,
-    "tag:yaml.org,2002:bool": lambda text: text.lower() in ("true", "yes", "on"),
-    "tag:yaml.org,2002:null": lambda _: None,
-}
 _AT: Final = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key in )?(?P<path>[^`]*)`)?", re.DOTALL)
 _MATRIX: Final = "matrix.yaml"
+_DIGEST_BYTES: Final = 32
 _FIXES: Final = (
     ("Expected `str`, got `float`", "put it in quotes: unquoted, YAML reads 3.10 as the number 3.1"),
     ("Expected `str`, got `int`", "put it in quotes: versions are strings"),
@@ -47,7 +45,30 @@ def load(path: Path | None = None) -> Matrix:
     except OSError as error:
         message = f"{name}: {error.strerror or 'cannot be read'}"
         raise ConfigError(message, fix="give a readable file with --matrix") from error
-    return loads(raw, name)
+    return _cached(raw, name)
+
+
+def _cached(raw: bytes, name: str) -> Matrix:
+    """Return the matrix of `raw`, read once: without its YAML, which takes as long as the rest of a command's start.
+
+    It is kept in $XDG_CACHE_HOME/envcheck by the digest of the text and of what reads it, after its own digest.
+    """
+    readers = [Path(file).read_bytes() for file in (model.__file__, __file__)]
+    digest = hashlib.sha256(b"".join([msgspec.__version__.encode(), *readers, raw])).hexdigest()
+    try:
+        path = xdg("XDG_CACHE_HOME", ".cache") / "envcheck" / f"matrix-{digest}.msgpack"
+    except RuntimeError:  # there is no home
+        return loads(raw, name)
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        entry = path.read_bytes()
+        if hashlib.sha256(entry[_DIGEST_BYTES:]).digest() == entry[:_DIGEST_BYTES]:
+            return msgspec.msgpack.decode(entry[_DIGEST_BYTES:], type=Matrix)
+    matrix = loads(raw, name)
+    kept = msgspec.msgpack.encode(matrix)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        put(path, hashlib.sha256(kept).digest() + kept, 0o600, durable=False)
+    return matrix
 
 
 def loads(raw: bytes, name: str = "matrix.yaml") -> Matrix:
@@ -62,6 +83,8 @@ def typed(raw: bytes, name: str, row: type[_Row], like: str = _MATRIX) -> tuple[
 
     `like` is the shipped file of that kind, which errors point to.
     """
+    from envcheck.matrix.file.yaml_lines import parse  # noqa: PLC0415 (a matrix that was read before needs no YAML)
+
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
@@ -113,94 +136,3 @@ def _refuse_duplicates(matrix: Matrix, document: YamlDocument) -> None:
         unique(f"$.torch[{at}].variants", (row.variant for row in release.variants))
         for position, variant in enumerate(release.variants):
             unique(f"$.torch[{at}].variants[{position}].builds", (row.arch for row in variant.builds))
-
-
-class YamlDocument:
-    """A parsed file: its `data`, and the line of each key path."""
-
-    def __init__(self, root: yaml.Node, name: str) -> None:
-        self._root = root
-        self.name = name
-        self.data = _plain(root, name)
-
-    def line(self, path: str) -> int:
-        """Return the 1-based line of a key path such as `$.torch[3].variants[0].cuda`, or of its nearest parent."""
-        node = self._root
-        for name, index in (segment.groups() for segment in _SEGMENT.finditer(path)):
-            child = _child(node, name, index)
-            if child is None:
-                break
-            node = child
-        return int(node.start_mark.line) + 1
-
-
-def parse(text: str, name: str, like: str = "matrix.yaml") -> YamlDocument:
-    """Return the document in `text`. Errors call the file `name`, the shipped one `like`. Raises ConfigError."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        _refuse_shape(yaml.parse(text, Loader=loader), name)
-        root = yaml.compose(text, Loader=loader)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        message = f"{name}:{line}: not YAML: {error.problem}"
-        raise ConfigError(message, fix="correct the line") from error
-    except yaml.YAMLError as error:
-        message = f"{name}: not YAML: {_one_line(error)}"
-        raise ConfigError(message, fix="save the file as plain UTF-8 text") from error
-    if root is None:
-        message = f"{name}: the file is empty"
-        raise ConfigError(message, fix=f"give a file like the shipped {like}")
-    return YamlDocument(root, name)
-
-
-def _refuse_shape(events: Iterable[yaml.Event], name: str) -> None:
-    """Refuse aliases, which can be recursive and have no line of their own, and nesting deeper than any fact needs."""
-    depth = 0
-    for event in events:
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        line = event.start_mark.line + 1 if event.start_mark else 1
-        if isinstance(event, yaml.AliasEvent):
-            message = f"{name}:{line}: the alias *{event.anchor}: aliases are not read here"
-            raise ConfigError(message, fix="write the value out")
-        if depth > _DEEPEST:
-            message = f"{name}:{line}: nested more than {_DEEPEST} deep"
-            raise ConfigError(message, fix="close the brackets, or correct the indentation")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def _child(node: yaml.Node, name: str | None, index: str | None) -> yaml.Node | None:
-    if isinstance(node, yaml.MappingNode) and name is not None:
-        return next((value for key, value in node.value if key.value == name), None)
-    if isinstance(node, yaml.SequenceNode) and index is not None and int(index) < len(node.value):
-        item = node.value[int(index)]
-        return item if isinstance(item, yaml.Node) else None
-    return None
-
-
-def _plain(node: yaml.Node, name: str) -> Any:
-    if isinstance(node, yaml.MappingNode):
-        return _mapping(node, name)
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(item, name) for item in node.value]
-    convert = _SCALARS.get(node.tag, str)
-    try:
-        return convert(node.value)
-    except ValueError:
-        return str(node.value)
-
-
-def _mapping(node: yaml.MappingNode, name: str) -> dict[str, Any]:
-    mapping: dict[str, Any] = {}
-    for key, value in node.value:
-        line = key.start_mark.line + 1
-        if key.tag != "tag:yaml.org,2002:str":
-            message = f"{name}:{line}: the key {key.value} is not a string"
-            raise ConfigError(message, fix=f'write it as "{key.value}"')
-        if key.value in mapping:
-            message = f"{name}:{line}: the key {key.value} appears twice"
-            raise ConfigError(message, fix="remove one of the two")
-        mapping[key.value] = _plain(value, name)
-    return mapping
