@@ -206,8 +206,6 @@ def test_probes_and_what_is_kept_of_them(place: Place) -> None:
     for form in ((), ("--json",)):
         lock = ("--lock", images / CELL / "base.lock", *form)
         message = place.run("mirror", "probe", "--mirror", "site.yaml", *lock)
-        model = ("--model", f"{REPO}@{COMMIT}")
-        message += place.run("mirror", "probe", "--mirror", "site.yaml", *model, *form)
         place.site.refuse = 403
         message += place.run("mirror", "probe", "--mirror", "site.yaml", *lock, status=1)
         place.site.refuse = 0
