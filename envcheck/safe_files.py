@@ -49,18 +49,31 @@ def reopen(path: Path) -> int | None:
         raise
     opened = os.fstat(file)
     ours = opened.st_uid == os.geteuid() and not opened.st_mode & _WRITABLE_BY_OTHERS
-    if ours and stat.S_ISREG(opened.st_mode) and opened.st_nlink == 1:
+    if stat.S_ISREG(opened.st_mode) and opened.st_nlink == 1 and (ours or _like_new_ones(opened, path.parent)):
         return file
     os.close(file)
     return None
 
 
+def _like_new_ones(opened: os.stat_result, folder: Path) -> bool:
+    """Tell whether a new file has the same owner and rights: FAT, and NFS with squashed users, keep none."""
+    import tempfile  # noqa: PLC0415 (it takes as long as all of this, and few file systems need it)
+
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as other:
+        fresh = os.fstat(other.fileno())
+        return (opened.st_uid, opened.st_mode) == (fresh.st_uid, fresh.st_mode)
+    return False
+
+
 def create_or_reopen(path: Path) -> int:
     """Open an earlier process's unfinished file, or a new one in the place of whatever else has the name."""
-    with contextlib.suppress(FileExistsError):
-        return os.open(path, os.O_RDWR | _NEW, 0o600)
-    file = reopen(path)
-    return create(path) if file is None else file
+    while True:
+        with contextlib.suppress(FileExistsError):
+            return os.open(path, os.O_RDWR | _NEW, 0o600)
+        if (file := reopen(path)) is not None:
+            return file
+        if os.path.lexists(path):  # else its owner has just finished and renamed it
+            return create(path)
 
 
 def read(path: Path, limit: int) -> bytes:
@@ -161,9 +174,11 @@ def shortened(name: str, most: int = 180) -> str:
 
 def umask() -> int:
     """Return this process's umask. The kernel says it; setting it to read it would race with other threads."""
-    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    match = re.search(r"^Umask:\s*([0-7]+)$", status, re.MULTILINE)
-    return int(match[1], 8) if match else 0o077
+    with contextlib.suppress(OSError):
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        if match := re.search(r"^Umask:\s*([0-7]+)$", status, re.MULTILINE):
+            return int(match[1], 8)
+    return 0o077
 
 
 def read_whole(path: Path, most: int = 64 << 20) -> bytes:

@@ -102,7 +102,7 @@ def _of_file(reference: ImageReference, path: Path) -> Account | None:
     try:
         logins = msgspec.json.decode(path.read_bytes() or b"{}", type=_LoginFile)
         entry = _entry(reference, logins.auths or {})
-        user, colon, password = base64.b64decode(entry.auth or "", validate=True).decode().partition(":")
+        user, colon, password = base64.b64decode(entry.auth or "", validate=True).decode().rstrip("\0").partition(":")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -111,7 +111,10 @@ def _of_file(reference: ImageReference, path: Path) -> Account | None:
     except (ValueError, RecursionError):
         message = f"{path}: not a valid file of logins"
         raise ConfigError(message, fix=f"run `docker login {reference.registry}` again, or move it away") from None
-    helper = (logins.helpers or {}).get(reference.registry) or logins.store
+    helpers = logins.helpers or {}
+    keys = [name for name in _names(reference) if name in helpers]
+    keys += [_HUB_KEY] if reference.registry == DOCKER_HUB and _HUB_KEY in helpers else []
+    helper = helpers[keys[0]] if keys else logins.store
     account = _of_helper(helper, reference.registry, path) if helper else None
     if account is None and entry.identity:
         return Account(identity=entry.identity)
@@ -121,9 +124,13 @@ def _of_file(reference: ImageReference, path: Path) -> Account | None:
 def _entry(reference: ImageReference, auths: Mapping[str, _Entry | None]) -> _Entry:
     """Return what stands for the longest part of the name: podman keeps some for a part of a registry."""
     plain = {_API.sub("", key.partition("://")[2] or key).lower(): entry for key, entry in auths.items()}
+    return next((entry for name in _names(reference) if (entry := plain.get(name))), None) or _Entry()
+
+
+def _names(reference: ImageReference) -> list[str]:
+    """Return the names under which a login may stand, the longest first."""
     names = [reference.name.rsplit("/", count)[0] for count in range(reference.name.count("/") + 1)]
-    names += ["index.docker.io"] if reference.registry == DOCKER_HUB else []
-    return next((entry for name in names if (entry := plain.get(name))), None) or _Entry()
+    return [*names, *(["index.docker.io"] if reference.registry == DOCKER_HUB else [])]
 
 
 def _with_password(user: str, password: str) -> Account | None:
@@ -133,6 +140,9 @@ def _with_password(user: str, password: str) -> Account | None:
 
 def _of_helper(name: str, registry: str, path: Path) -> Account | None:
     """Return the login that docker-credential-NAME has; what it prints may hold a secret."""
+    if "/" in name:
+        message = f"{path}: {name!r} is no name of a helper"
+        raise ConfigError(message, fix="write what follows docker-credential-")
     program, server = f"docker-credential-{name}", _HUB_KEY if registry == DOCKER_HUB else registry
     try:
         ended = subprocess.run(

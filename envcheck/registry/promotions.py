@@ -155,4 +155,9 @@ def _signed(repository: Repository, digest: str, terms: ProofTerms) -> list[Prom
             raise NotProvenError(message, fix="look at who wrote it; delete the tag if it is no promotion of yours")
         envelopes += attached
     read = [read_promotion(envelope, terms.policy) for envelope in envelopes]
+    for envelope, one in zip(envelopes, read, strict=True):
+        signed = not isinstance(open_envelope(envelope, PAYLOAD_TYPE, terms.policy.keys), Rejection)
+        if signed and isinstance(one, Rejection):
+            message = f"a signed promotion cannot be read, and may be the newest: {one.detail}"
+            raise NotProvenError(message, fix="use a newer envcheck")
     return [one for one in read if isinstance(one, Promotion)]

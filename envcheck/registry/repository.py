@@ -195,11 +195,14 @@ class Repository:
 
     def _need_registry(self) -> None:
         """Raise RegistryUnavailableError if no registry answers at this host (distribution-spec, end-1)."""
-        with self._client.get(urljoin(self.reference.url, "/v2/")) as answer:
-            is_page = answer.headers.get("Content-Type", "").startswith("text/html")
-            if is_page or answer.status not in {HTTPStatus.OK, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-                message = f"no registry answers at {self.reference.registry} ({answer.status} for /v2/)"
-                raise RegistryUnavailableError(message, fix="check the host and the port")
+        try:
+            with self._client.get(urljoin(self.reference.url, "/v2/")) as answer:
+                is_page, status = answer.headers.get("Content-Type", "").startswith("text/html"), answer.status
+        except NetworkError as error:
+            raise self._unavailable(error) from error
+        if is_page or status not in {HTTPStatus.OK, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+            message = f"no registry answers at {self.reference.registry} ({status} for /v2/)"
+            raise RegistryUnavailableError(message, fix="check the host and the port")
 
     def _unavailable(self, error: NetworkError) -> RegistryUnavailableError:
         fix = error.fix or "check that it runs and is reachable, then try again"

@@ -309,7 +309,8 @@ class Engine:
             # With SELinux's separation a container may read none of what is mounted.
             "--security-opt=label=disable",
             *_LOG[self.name],
-            *(f"--mount=type=bind,source={m.source},target={m.target},ro={str(m.read_only).lower()}" for m in mounts),
+            # The value is a line of CSV: a path may hold a comma.
+            *(f'--mount=type=bind,"source={m.source}",target={m.target},ro={str(m.read_only).lower()}' for m in mounts),
             *([f"--shm-size={shm_size}"] if shm_size else []),
             *([f"--user={user}"] if user else []),
             *([GPUS[self.name].replace(" ", "=", 1)] if gpus else []),

@@ -111,7 +111,9 @@ def _lock(file: int, part: Path, options: TransferOptions) -> None:
 
 def _is_current(file: int, part: Path) -> bool:
     """Tell whether the path still names the open file. Another process may have finished and renamed it."""
-    return os.path.lexists(part) and os.path.samestat(part.lstat(), os.fstat(file))
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(part.lstat(), os.fstat(file))
+    return False
 
 
 def reserve(file: int, size: int, part: Path) -> None:
@@ -186,6 +188,8 @@ def take_local_copy(target: WantedFile, part: Path) -> int | None:
         try:
             os.link(source.resolve(), copy)
         except OSError:
+            if not has_hash(target, source):
+                continue  # unreadable, or another file
             with source.open("rb") as original, os.fdopen(safe_files.create(copy), "wb") as stream:
                 shutil.copyfileobj(original, stream)
                 os.fchmod(stream.fileno(), 0o666 & ~safe_files.umask())
@@ -203,5 +207,8 @@ def publish(part: Path, file: int, path: Path, *, durable: bool = True) -> None:
     if durable:
         os.fsync(file)
     os.fchmod(file, 0o666 & ~safe_files.umask())
+    if not _is_current(file, part):
+        message = f"{part}: another process replaced it while it was fetched"
+        raise UnavailableError(message, fix="run the same command again")
     part.replace(path)
     journal_path(part).unlink(missing_ok=True)

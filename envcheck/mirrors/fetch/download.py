@@ -127,6 +127,9 @@ class FileDownload:
             self._save(final=True)
         if self._hashed < len(self._lacking):
             whole = [source.url for source in self._sources if not source.ranges and not source.dropped]
+            if self._target.size is None and not self._present:
+                # The size that the first source told may be that of another file, and the others were dropped for it.
+                whole += [url for url in self._target.urls if url not in whole]
             if not whole:
                 raise self._no_source_error({source.url: source.error for source in self._sources})
             self._run_whole(whole)
@@ -137,7 +140,8 @@ class FileDownload:
 
     def _run_whole(self, urls: Sequence[str], *, wrong: bool = False) -> None:
         """Download all of the file from the first source that has it. `wrong`: it was another one before."""
-        disk.journal_path(self._part).unlink(missing_ok=True)
+        if wrong:
+            disk.journal_path(self._part).unlink(missing_ok=True)
         self._over, self.found, self._lacking, self._gaps = False, 0, [], []
         failed: Mapping[str, NetworkError] = {}
 
