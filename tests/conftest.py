@@ -4,6 +4,7 @@ import collections
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -27,6 +28,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 # What a check draws from its seed is the same in every run of the tests. Another seed is tried by setting the variable.
 os.environ.setdefault(exact_data.SEED, "7")
+
+# Whoever runs the tests in the background, or under nohup, ignores these, and what they start would inherit it.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 # What a test of the catalogues shows, by its user properties.
 FIGURES = ("fault", "quiet", "sound machine", "sound variant")

@@ -76,7 +76,7 @@ def publish_and_pull(machine: Machine, at: Path, reference: str, report: str) ->
     done = machine.envcheck("pull", "--from", name, "--policy", str(policy), "--engine", "docker", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     pulled = json.loads(done.stdout)
-    assert (pulled["chosen"], pulled["proven"], pulled["refused"]) == (reference, True, [])
+    assert (pulled["chosen"], pulled["refused"]) == (reference, [])
     ids = [
         machine.docker("image", "inspect", "--format", "{{.Id}}", one) for one in (reference, pulled["pulled"]["name"])
     ]
