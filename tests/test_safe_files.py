@@ -1,5 +1,6 @@
 """A file that a user named is replaced whole or not at all, whatever happens meanwhile."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -65,6 +66,16 @@ def test_a_link_and_the_rights_of_a_file_stay(tmp_path: Path) -> None:
     link.symlink_to(file)
     safe_files.replace(link, b"new")
     assert (link.is_symlink(), file.read_text(), file.stat().st_mode & 0o777) == (True, "new", 0o640)
+
+
+def test_where_files_have_no_owner_a_file_like_new_ones_is_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, stranger = safe_files.create_or_reopen(tmp_path / "part"), os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: stranger)  # as NFS with squashed users shows it
+    assert os.path.samestat(os.fstat(safe_files.create_or_reopen(tmp_path / "part")), os.fstat(file))
+    (tmp_path / "part").chmod(0o666)
+    assert safe_files.reopen(tmp_path / "part") is None
 
 
 def test_a_device_is_written_to_and_stays(tmp_path: Path) -> None:

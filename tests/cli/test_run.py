@@ -88,16 +88,6 @@ def test_the_exit_code_and_the_last_words_say_the_same(
     assert quiet.stdout.splitlines() == [last]
 
 
-def test_a_failure_outweighs_an_error(run: Envcheck, add: Add, tmp_path: Path) -> None:
-    add("good", "passed('fine')")
-    add("bad", "failed('not fine', fix='mend it')")
-    add("ugly", "passed('never')", measure="import os; os.abort()")
-    done = run(*own(tmp_path, "good", "bad", "ugly"))
-    assert done.returncode == 1
-    assert "mend it" in done.stdout
-    assert "died of SIGABRT" in done.stdout
-
-
 def test_json_is_alone_on_stdout_and_the_same_as_in_the_file(run: Envcheck, add: Add, tmp_path: Path) -> None:
     add("mine", "passed('fine', value=ranks[0]['x'], unit='s')", measure="print('{}'); return {'x': 2.5}")
     files = ["--output", str(tmp_path / "mine.json"), "--junit", str(tmp_path / "mine.xml")]
@@ -292,13 +282,6 @@ def test_a_dry_run_says_how_much_of_a_run_that_was_cut_short_is_done(run: Envche
     assert json.loads(cut.read_bytes()) == report
 
 
-def test_a_level_leaves_the_dearer_checks_out_and_skip_one_more(run: Envcheck, add: Add, tmp_path: Path) -> None:
-    for level in ("static", "quick", "standard", "full"):
-        add(f"my_{level}", "passed('fine')", level=level)
-    planned = run(*own(tmp_path), "--level", "quick", "--skip", "my-static", "--dry-run").stdout
-    assert [level for level in ("static", "quick", "standard", "full") if f"my-{level}" in planned] == ["quick"]
-
-
 def test_require_gpu_without_torch_is_undetermined_and_says_why(run: Envcheck, add: Add, tmp_path: Path) -> None:
     add("plain", "passed('fine')")
     add("on_gpu", "passed('fine')", options="gpus=1")
@@ -427,10 +410,6 @@ def test_a_shell_is_offered_the_checks_that_begin_so(run: Envcheck, add: Add, tm
     assert {"plain,ddp", "plain,shm"} <= offered("")
     (tmp_path / "site" / "env" / "my_one.py").write_text("no check")
     assert offered(incomplete) == {"plain,my-other"}
-
-
-def test_the_schema_of_a_report_is_json(run: Envcheck) -> None:
-    assert "$defs" in json.loads(run("schema", "report").stdout)
 
 
 @pytest.mark.torch

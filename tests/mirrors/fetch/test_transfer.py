@@ -137,6 +137,14 @@ def test_the_second_source_gives_what_the_first_does_not(
     assert leftovers(want) == []
 
 
+def test_a_login_page_hides_no_other_source(
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
+) -> None:
+    want = wanted_file(serve(content=b"<html>", ranges=False), serve(), size=None)
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+
+
 @pytest.mark.parametrize("kind", ["mute", "deaf", "refused", "unknown"])
 @pytest.mark.timeout(60)
 def test_a_host_that_gives_no_answer_is_named_and_the_next_source_has_it(
