@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -235,6 +234,8 @@ def active_python(environ: Mapping[str, str] = os.environ) -> str:
 
     An active virtual environment comes first, then `python3` on PATH; when neither tells, the Python this runs on.
     """
+    import shutil  # here, as it loads all that compresses
+
     venv = environ.get("VIRTUAL_ENV")
     python = shutil.which("python3", path=environ.get("PATH"))
     for executable in (Path(venv, "bin", "python3") if venv else None, Path(python) if python else None):
