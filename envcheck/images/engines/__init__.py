@@ -134,6 +134,12 @@ class Container:
         return next(_documents(inspected), {})
 
 
+def _source(mount: BindMount) -> str:
+    """Return the field of a mount, whose value is a line of CSV to docker; older podman knows no quotes."""
+    field = f"source={mount.source}"
+    return f'"{field}"' if "," in field else field
+
+
 class Engine:
     """An engine of this user: docker's is that of DOCKER_HOST or the current context. Errors are envcheck's."""
 
@@ -309,8 +315,7 @@ class Engine:
             # With SELinux's separation a container may read none of what is mounted.
             "--security-opt=label=disable",
             *_LOG[self.name],
-            # The value is a line of CSV: a path may hold a comma.
-            *(f'--mount=type=bind,"source={m.source}",target={m.target},ro={str(m.read_only).lower()}' for m in mounts),
+            *(f"--mount=type=bind,{_source(m)},target={m.target},ro={str(m.read_only).lower()}" for m in mounts),
             *([f"--shm-size={shm_size}"] if shm_size else []),
             *([f"--user={user}"] if user else []),
             *([GPUS[self.name].replace(" ", "=", 1)] if gpus else []),
