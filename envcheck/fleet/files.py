@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from envcheck.counting import counted
 from envcheck.errors import ConfigError, refuse
-from envcheck.fleet.one_report import NodeReport, NotAReportError, node_of_file, read
+from envcheck.fleet.one_report import CheckValue, NodeReport, NotAReportError, node_of_file, read
 from envcheck.runner.schema import encodable
 from envcheck.safe_files import read_regular
 
@@ -44,14 +44,17 @@ def read_files(places: Iterable[Path]) -> list[FleetFile]:
     files: dict[str, FleetFile] = {}
     reports: dict[str, NodeReport] = {}
     configurations: dict[tuple[str, ...], dict[str, str]] = {}
+    checks: dict[CheckValue, CheckValue] = {}
     for path in map(os.path.abspath, _paths(places)):
         if path not in files:
             file = files[path] = _read_file(path)
             if file.report:
-                # Copies of a report are one, and most nodes are configured alike.
+                # Copies of a report are one, most nodes are configured alike, and most checks come to the same.
                 alike = file.report.configuration
                 alike = configurations.setdefault((*alike, *alike.values()), alike)
-                same = reports.setdefault(file.report.digest, file.report._replace(configuration=alike))
+                values = tuple(checks.setdefault(value, value) for value in file.report.checks)
+                report = file.report._replace(configuration=alike, checks=values)
+                same = reports.setdefault(report.digest, report)
                 files[path] = file._replace(report=same)
     return [*files.values()]
 

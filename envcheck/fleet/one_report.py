@@ -5,7 +5,7 @@ import hashlib
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -151,7 +151,7 @@ class NodeReport(NamedTuple):
     cell: str
     driver: str
     arch: str
-    checks: list[CheckValue]
+    checks: tuple[CheckValue, ...]
     configuration: dict[str, str]
 
 
@@ -213,11 +213,11 @@ def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
         ended=moment(document.ended),
         status=status,
         why=why,
-        gpu=" + ".join(sorted(filter(None, models))),
+        gpu=sys.intern(" + ".join(sorted(filter(None, models)))),
         gpus=tuple(gpu.uuid[:_LONGEST_TEXT] for gpu in gpus),
-        cell=_cell(document),
+        cell=sys.intern(_cell(document)),
         driver=_string(_value(signals, "driver.version")),
-        arch=document.host.arch[:_LONGEST_TEXT],
+        arch=sys.intern(document.host.arch[:_LONGEST_TEXT]),
         checks=checks,
         configuration=_configuration(
             signals, [gpu.signals for gpu in gpus], document.environment, document.target.image_id
@@ -255,14 +255,14 @@ def _alone(document: _ReportPart) -> bool:
     return all(gpu.uuid.startswith(UNKEYED) for gpu in gpus) if gpus else document.boot.startswith("boot-")
 
 
-def _checks(outcomes: list[_OutcomePart]) -> list[CheckValue]:
+def _checks(outcomes: list[_OutcomePart]) -> tuple[CheckValue, ...]:
     """Return each check once; of two outcomes of one check the worse."""
     worst: dict[str, CheckValue] = {}
     for value in map(_check, outcomes):
         held = worst.get(value.check)
         if held is None or BY_SEVERITY.index(held.status) < BY_SEVERITY.index(value.status):
             worst[value.check] = value
-    return [*worst.values()]
+    return (*worst.values(),)
 
 
 def _check(outcome: _OutcomePart) -> CheckValue:
@@ -281,7 +281,7 @@ def _check(outcome: _OutcomePart) -> CheckValue:
     )
 
 
-def _status(document: _ReportPart, checks: list[CheckValue]) -> tuple[Literal["pass", "fail", "error"], str]:
+def _status(document: _ReportPart, checks: Sequence[CheckValue]) -> tuple[Literal["pass", "fail", "error"], str]:
     """Return what the node may count as, and why: a failure stays one, and a pass needs everything to agree with it."""
     kinds: tuple[Literal["fail", "error"], ...] = ("fail", "error")
     for status in kinds:
@@ -292,7 +292,7 @@ def _status(document: _ReportPart, checks: list[CheckValue]) -> tuple[Literal["p
     return ("error", doubt) if doubt else ("pass", "")
 
 
-def _doubt(document: _ReportPart, checks: list[CheckValue]) -> str:
+def _doubt(document: _ReportPart, checks: Sequence[CheckValue]) -> str:
     """Return why a report whose verdict is pass is not one; "" where it is."""
     if not document.ended:
         return "the run did not reach its end"
@@ -331,7 +331,7 @@ def _cell(document: _ReportPart) -> str:
 
 
 def _string(value: Any) -> str:
-    return value[:_LONGEST_TEXT] if isinstance(value, str) else ""
+    return sys.intern(value[:_LONGEST_TEXT]) if isinstance(value, str) else ""
 
 
 # What drift is looked for in is what somebody sets or installs; temperatures, free memory and uptimes differ rightly.

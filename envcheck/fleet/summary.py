@@ -214,7 +214,7 @@ def summarize(files: Sequence[FleetFile], question: FleetQuestion) -> FleetAnswe
 
 
 def _blame(node: str, state: StateOfNode) -> FleetBlame:
-    checks = state.file.report.checks if state.file and state.file.report else []
+    checks = state.file.report.checks if state.file and state.file.report else ()
     failed = [check for check in checks if check.status == "fail"]
     gpus = Counter(check.gpu for check in failed if check.gpu)
     one = len(gpus) == 1 and gpus.total() >= _LEAD * len(failed)
