@@ -1,4 +1,4 @@
-"""What a check is: one file with a docstring that says what goes wrong in the wild, a CHECK, and a pure `judge`.
+"""What a check is: one file with a docstring that says what goes wrong, a CHECK, and a pure `judge`.
 
     checks/node/<id>.py   CHECK, judge(view)                          judges the Snapshot
     checks/env/<id>.py    CHECK, measure(rank), judge(view, ranks)    measures in the target's Python, then judges

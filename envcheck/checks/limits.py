@@ -70,7 +70,7 @@ def short(
     floor, advice = (Limit(row[bound], row["unit"], row["source"]) for bound in ("fail", "warn"))
     if value >= advice.value:
         return None
-    judged: dict[str, Any] = {"fix": fix, "value": value, "unit": row["unit"], **about}
+    judged: dict[str, Any] = {"fix": fix, "value": value, **about}
     if value >= floor.value * share:
         return warned(f"{shown}: low{cause}", limit=advice, code="speed.low", **judged)
     floor = _scaled(floor, share)

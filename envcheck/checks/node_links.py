@@ -1,9 +1,8 @@
 """One link between two nodes is slow or damages data, and an all-reduce over all nodes does not show which.
 
-Seen in the wild: one of a node's two ports is down, a cable or a switch port drops to half its rate, a link of one pair
-goes over another path. The first rank of each node sends to that of each other one, at one distance after the other,
-so that each node sends and receives at the same time. Every message is verified by the receiver, element by element.
-From 65 nodes on only distances that are powers of two are measured, which every node takes part in.
+The first rank of each node sends to that of each other one, at one distance after the other, so that each node sends
+and receives at the same time. Every message is verified by the receiver, element by element. From 65 nodes on only
+distances that are powers of two are measured, which every node takes part in.
 """
 
 from __future__ import annotations

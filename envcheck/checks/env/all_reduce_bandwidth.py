@@ -1,9 +1,7 @@
 """Links that are up and slow: training takes a third longer and nobody knows why.
 
-Seen in the wild: NVLS off because the fabric manager is not running (365 instead of 480 GB/s on 8xH100), peer-to-peer
-off in a virtual machine, one NVLink of eighteen down, a stale NCCL_P2P_DISABLE in somebody's profile. Judged by the
-largest bus bandwidth of the curve, where data says what this GPU model, transport and count reach; reported elsewhere.
-The transport is what NCCL's own log proves, where there is one. Latency (8 B to 32 KiB, p50 and p99) is reported.
+Judged by the largest bus bandwidth of the curve, where data says what this GPU model, transport and count reach;
+reported elsewhere. The transport is what NCCL's own log proves, where there is one.
 
 algbw = S / t, busbw = algbw * 2 (n - 1) / n, S in bytes, GB = 1e9 (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 """

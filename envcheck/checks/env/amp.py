@@ -192,7 +192,7 @@ def _findings(entry: Measured, may_lack: set[str]) -> Iterator[Outcome]:
             yield undecided(summary, fix="see the check's log", code="cases.not-tried", culprit=name)
         elif not (process_group.finite(value) and 0 <= value <= limit.value):
             error = value if process_group.finite(value) else None
-            yield _failed(entry, name, f"{name} is off by {value}", value=error, unit=limit.unit, limit=limit)
+            yield _failed(entry, name, f"{name} is off by {value}", value=error, limit=limit)
 
 
 def _failed(entry: Measured, name: str, subject: str, **more: Any) -> Outcome:
@@ -208,8 +208,8 @@ def _right(ranks: Ranks) -> Outcome:
     furthest = max((float(cases[name]["off"]) for name in tried if name.startswith("training")), default=0.0)
     without = f"; not here: {len(absent)}, see the details" if absent else ""
     right = f"{counted(len(tried), 'case')} right on {counted(len(ranks), 'rank')}, seed {ranks[0].get('seed')}"
-    about = {"seed": ranks[0].get("seed"), "absent": absent}
-    return passed(f"{right}{without}", value=furthest, unit=TRAINING.unit, limit=TRAINING, **about)
+    about: dict[str, Any] = {"seed": ranks[0].get("seed"), "absent": absent}
+    return passed(f"{right}{without}", value=furthest, limit=TRAINING, **about)
 
 
 def _limit(name: str) -> Limit:

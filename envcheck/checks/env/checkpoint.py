@@ -1,8 +1,6 @@
 """A checkpoint that loads, and resumes another training than the one that was saved.
 
-Seen in the wild: a buffer (BatchNorm's statistics) that is not in the file, an optimizer that starts afresh, a random
-generator that begins again at step 0, a file system that says "written" and was full. The loss jumps a
-little and nobody asks. Saved after k steps, run on to 2k; loaded into a fresh model, run to 2k: the bits are the same.
+Saved after k steps, run on to 2k; loaded into a fresh model, run to 2k: the bits are the same.
 torch.distributed.checkpoint has to bring tensors of each dtype back.
 """
 
@@ -129,7 +127,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     apart = _apart(losses, saved, resumed)
     findings += [*([apart] if apart else []), *_not_brought_back(entry)]
     same = f"{2 * STEPS} steps with a checkpoint between are the same to the bit: {len(saved)} tensors"
-    fine = passed(f"{same}, {entry['bytes']} bytes on disk", value=0, unit=LIMIT.unit, limit=LIMIT, losses=losses[0])
+    fine = passed(f"{same}, {entry['bytes']} bytes on disk", value=0, limit=LIMIT, losses=losses[0])
     return worst(findings, otherwise=fine)
 
 
@@ -159,7 +157,6 @@ def _apart(losses: list[list[float]], saved: dict[str, str], resumed: dict[str, 
         f"the resumed training is another one {when}; {counted(len(apart), 'different tensor')}{named}",
         fix=_FIX,
         value=len(apart),
-        unit=LIMIT.unit,
         limit=LIMIT,
         tensors=apart,
         losses=losses,

@@ -1,9 +1,7 @@
 """All-reduce at full speed says little of the collectives that sharded and expert-parallel training waits for.
 
-Seen in the wild: on the same two nodes 488 GB/s of all-reduce, 339 of all-gather and 79 of all-to-all
-(NVIDIA/cluster-readiness-engine, validation results); NVLS that helps all-reduce alone; one slow peer-to-peer pair
-that only all-to-all and send/recv use. Each collective has its own curve (1 MiB up), latency (8 B to 32 KiB, p50 and
-p99) and limit; where none is known its bus bandwidth is reported. None may pass what the links carry.
+Each collective has its own curve (1 MiB up), latency (8 B to 32 KiB, p50 and p99) and limit; where none is known its
+bus bandwidth is reported. None may pass what the links carry.
 
 algbw = S / t; busbw = algbw * (n - 1) / n for all-gather, reduce-scatter and all-to-all, algbw for broadcast and
 send/recv; S is the total bytes, GB = 1e9 (NVIDIA/nccl-tests, doc/PERFORMANCE.md).

@@ -175,7 +175,6 @@ def _wrong(ranks: Ranks) -> list[Outcome]:
             f"{summary}{first['got']}, not {first['expected']}",
             fix="try NCCL_P2P_DISABLE=1: right then, peer-to-peer is broken between these ranks (ACS, bridge, link)",
             value=sum(entry["done"][name]["wrong"] for entry in ranks if name in (entry.get("done") or {})),
-            unit="wrong elements",
             limit=LIMIT,
             code="data.wrong",
             culprit=f"{name}, rank {', '.join(map(str, culprits))}",
@@ -291,4 +290,4 @@ def _exact(ranks: Ranks) -> Outcome:
     message = f"{len(done)} kinds of collectives, {cases} cases, {elements} elements: each in its place on {where}"
     details = {"seed": ranks[0].get("seed"), "results": done, "unsupported": lacking}
     summary = f"{message}, seed {details['seed']}{also}"
-    return passed(summary, value=0, unit="wrong elements", limit=LIMIT, **details)
+    return passed(summary, value=0, limit=LIMIT, **details)

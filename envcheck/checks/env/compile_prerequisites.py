@@ -1,7 +1,6 @@
 """torch.compile needs a compiler, Python's headers, ptxas and libcuda to link against; slim images leave them out.
 
-Seen in the wild: "Failed to find C compiler" or "Python.h: No such file" minutes into a job in a runtime image
-(pytorch/pytorch#116696, #170235, #107960); each is named here by itself. What runs eagerly needs none of it.
+pytorch/pytorch#116696, #170235 and #107960 are such images; each is named here by itself.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """`torch.compile` that fails on its first call, or that quietly compiles nothing.
 
-Seen in the wild: a runtime image without a C compiler or Python.h (pytorch/pytorch#116696, #170235), no ptxas beside
-triton, a home directory that cannot be written to, fallbacks that leave the model in eager mode. A small model is
-compiled afresh, into a cache of its own, as one graph: the code has to be there afterwards, and to compute what plain
-Python computes, forward and backward.
+A small model is compiled afresh, into a cache of its own, as one graph: the code has to be there afterwards, and to
+compute what plain Python computes, forward and backward.
 """
 
 from __future__ import annotations
@@ -152,11 +150,11 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     wrong += _wrong(errors)
     if wrong:
         return worst(wrong, otherwise=wrong[0])
-    told = {"code": entry.get("code"), "seed": entry.get("seed")}
+    told: dict[str, Any] = {"code": entry.get("code"), "seed": entry.get("seed")}
     summary = (
         f"a model and its backward pass were compiled and are right ({counted(count, 'file')}, seed {told['seed']})"
     )
-    return passed(summary, value=max(errors.values()), unit=LIMIT.unit, limit=LIMIT, **told)
+    return passed(summary, value=max(errors.values()), limit=LIMIT, **told)
 
 
 def _nothing(reason: str, code: str) -> Outcome:
@@ -170,7 +168,6 @@ def _wrong(errors: Measured) -> list[Outcome]:
             f"compiled, the {name} is off by {error}",
             fix="update torch and triton together; run the kernels check: right there, leave torch.compile out",
             value=error if process_group.finite(error) else None,
-            unit=LIMIT.unit,
             limit=LIMIT,
             code="compiled.wrong",
             culprit=name,

@@ -1,8 +1,6 @@
 """What was needed to build an image stays in it, and goes wherever the image goes.
 
-Seen in the wild: a .netrc of the build host, a pip.conf with user and password, a Hugging Face token under ~/.cache, an
-AWS key in ENV, a token given as ARG, which the image's history shows to whoever has the image. Only names and paths are
-ever read out, never a value.
+Only names and paths are ever read out, never a value.
 """
 
 from __future__ import annotations

@@ -209,7 +209,6 @@ def _wrong_data(method: str, read: Measured) -> Outcome:
         f"{method}: item {read.get('item')}, element {read.get('index')} arrived as {read.get('got')}",
         fix="test this machine's memory; look for what else writes to /dev/shm",
         value=read["wrong"],
-        unit=LIMIT.unit,
         limit=LIMIT,
         code="dataloader.data",
         culprit=method,
@@ -230,7 +229,6 @@ def _delivered(entry: Measured) -> Outcome:
         f"{ITEMS * ELEMENTS['fork'] * 4 >> 20} MiB through {WORKERS['fork']} workers arrived as they were made, "
         "spawned workers and a fork server's started, a killed worker was reported",
         value=0,
-        unit=LIMIT.unit,
         limit=LIMIT,
         death=entry.get("death"),
     )

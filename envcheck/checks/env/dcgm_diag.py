@@ -1,8 +1,7 @@
 """NVIDIA's own diagnostic, where it is installed: what a vendor's support asks for first, in the same report.
 
-Seen in the wild: `dcgmi diag` parsed by its first GPU alone, by a key that DCGM 4 renamed, or by its exit code, so that
-broken GPUs passed (facebookresearch/gcm#38); a persistence mode that is off taken for broken hardware; runs that hang
-for hours (NVIDIA/DCGM#136). Level 2 takes minutes; ENVCHECK_DCGM_DIAG=1 or 3 asks for another.
+Every GPU of its JSON is read, in the words of DCGM 3 and 4, whatever the exit code (facebookresearch/gcm#38); it may
+hang (NVIDIA/DCGM#136). Level 2 takes minutes; ENVCHECK_DCGM_DIAG=1 or 3 asks for another.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ def _judged(view: View, entry: Measured, results: list[Result]) -> Outcome:
     also = f"; not run here: {', '.join(left)}" if left else ""
     if not ran:
         return skipped(f"dcgmi diag skipped every test{also}", code="dcgm.skipped")
-    return passed(f"level {entry.get('level')}: {', '.join(ran)}{also}", value=0, unit=LIMIT.unit, limit=LIMIT)
+    return passed(f"level {entry.get('level')}: {', '.join(ran)}{also}", value=0, limit=LIMIT)
 
 
 def _mild(result: Result, bad: list[Result]) -> bool:
@@ -144,7 +143,7 @@ def _failed_tests(view: View, bad: list[Result], *, failing: bool) -> Outcome:
     named = {entity for result in bad for entity in result.entities}
     gravest = min((result.asks() for result in bad if result.severities), key=[*_ASKED].index, default=_UNTOLD)
     more = f"; {len(lines) - 3} more" if len(lines) > 3 else ""  # noqa: PLR2004 (a line's worth)
-    judged: dict[str, Any] = {"value": len({result.test for result in bad}), "unit": LIMIT.unit, "limit": LIMIT}
+    judged: dict[str, Any] = {"value": len({result.test for result in bad}), "limit": LIMIT}
     judged["gpus"] = [gpu.uuid for gpu in view.snapshot.gpus if f"GPU {gpu.signal('index').value}" in named]
     tell = failed if failing else warned
     return tell("; ".join(lines[:3]) + more, fix=_ASKED[gravest], code="dcgm.test-failed", findings=lines, **judged)

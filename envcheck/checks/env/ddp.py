@@ -256,7 +256,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     about = {"digest": ranks[0]["ended"], "seed": ranks[0].get("seed")}
     return worst(
         findings,
-        passed(f"{summary}{without}", value=value, unit=LIMIT.unit, limit=LIMIT, **about),
+        passed(f"{summary}{without}", value=value, limit=LIMIT, **about),
     )
 
 
@@ -273,7 +273,7 @@ def _off_gradients(ranks: Ranks) -> list[Outcome]:
         return []
     step, rank, place, value = min(off, key=lambda error: error[:3])
     code, summary = list(OFF.values())[place]
-    about: dict[str, Any] = {"culprit": f"rank {rank}", "rank": rank, "step": step, "limit": LIMIT, "unit": LIMIT.unit}
+    about: dict[str, Any] = {"culprit": f"rank {rank}", "rank": rank, "step": step, "limit": LIMIT}
     error = value if process_group.finite(value) else None
     return [failed(f"rank {rank}, step {step}: {summary}", fix=_FIX, code=code, value=error, **about)]
 
@@ -306,7 +306,7 @@ def _hook_finding(entry: Measured, run: Measured, hook: str, world: int) -> Outc
     if off:
         step, error = off[0]
         fix = "run all-reduce: right there, train without this hook, or reinstall torch"
-        about |= {"value": error if process_group.finite(error) else None, "unit": limit.unit, "limit": limit}
+        about |= {"value": error if process_group.finite(error) else None, "limit": limit}
         summary = f"{where}, step {step}: the gradient is off by {error}"
         return failed(summary, fix=fix, code="ddp.hook-gradients", **about)
     if hook == "powersgd" and not (process_group.finite(run.get("compression")) and run["compression"] > 1):

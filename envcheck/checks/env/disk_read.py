@@ -1,8 +1,6 @@
 """GPUs that wait for their data are the dearest disks there are.
 
-Seen in the wild: a data set on the network disk of a small cloud instance, 120 MB/s for eight H100; a work directory
-that is the container's own layer; a checkpoint of 140 GB that takes twenty minutes to load after every restart. A file
-is written where the run was started, taken out of the page cache, and read past it.
+A file is written where the run was started, taken out of the page cache, and read past it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """A variable set long ago decides today what CUDA, NCCL, the loader and Python do.
 
-Seen in the wild: LD_LIBRARY_PATH with another cuDNN or NCCL in it, which the loader takes before the wheel's own
-("cuDNN version incompatibility"); a PYTHONPATH with another torch, or with a random.py, in it; NCCL_P2P_DISABLE from
-somebody's debugging, which costs most of the bandwidth; NVIDIA_TF32_OVERRIDE, which changes every result; CUDA's
-coredump and profiler switches, which DCGM refuses to run its diagnostics under (NVIDIA/DCGM nvvs/src/Software.cpp).
+DCGM refuses to run its diagnostics under CUDA's coredump and profiler switches (NVIDIA/DCGM nvvs/src/Software.cpp).
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """An extension with compiled code fits one torch, one CUDA and some GPUs, and says so only when it is used.
 
-Seen in the wild: "undefined symbol: _ZN3c10..." of a flash-attn built for another torch (Dao-AILab/flash-attention
-#1832); "libcudart.so.13: cannot open shared object file" of a vllm from the default index beside torch+cu129
-(vllm-project/vllm#44335); "no kernel image is available" of xformers on a new GPU (facebookresearch/xformers#1329);
-"GLIBC_2.32 not found" (flash-attention#1708); a torch that another package's pin replaced (xformers#1096). Packages
-that swallow the error go on without their native part (pytorch/ao#2919). Every library is read, and nothing is loaded:
-the libraries it needs, the torch symbols it leaves undefined, its GPU code, its glibc, and its METADATA.
+Every library is read, and nothing is loaded: the libraries it needs (vllm-project/vllm#44335), the torch symbols it
+leaves undefined (Dao-AILab/flash-attention#1832), its GPU code (facebookresearch/xformers#1329), its glibc
+(flash-attention#1708), and its METADATA (xformers#1096).
 """
 
 from __future__ import annotations

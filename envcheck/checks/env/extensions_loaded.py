@@ -1,9 +1,7 @@
 """An extension may install and import, and still do without its native part, compute nothing, or end the process.
 
-Seen in the wild: torchao logs "Skipping import of cpp extensions" and goes on (pytorch/ao#2919), and aborted the
-interpreter beside another torch (pytorch/ao#2908); xformers says "can't load C++/CUDA extensions"; onnxruntime takes
-the CPU instead of the GPU (microsoft/onnxruntime#21684); torchcodec finds no FFmpeg (meta-pytorch/torchcodec#762).
-Each extension is imported in a process of its own, its libraries are loaded, and its smallest operation is run.
+Each extension is imported in a process of its own, its libraries are loaded, and its smallest operation is run: it may
+go on without its native part (pytorch/ao#2919), abort (pytorch/ao#2908), or take the CPU (microsoft/onnxruntime#21684).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Silent data corruption: the same step, and now and then another result.
 
-Seen in the wild: Meta counted six in 54 days of Llama 3 on 16 thousand H100s. Few of them make a NaN: only the bits
-tell. A deterministic training and large products are repeated, and their digests compared between repeats of a rank (a
-fault that comes and goes), between ranks (one that stays), and between the rounds of a repeated run. Products are
-made in fp32 and in 16 bits, as those are other units of a GPU. The same bits may be wrong ones, which kernels tells.
+A deterministic training and large products are repeated, and their digests compared between repeats of a rank (a fault
+that comes and goes), between ranks (one that stays), and between the rounds of a repeated run. Products are made in
+fp32 and in 16 bits, as those are other units of a GPU. The same bits may be wrong ones, which kernels tells.
 """
 
 from __future__ import annotations
@@ -76,7 +75,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     same = passed(
         f"{counted(len(ranks), 'rank')} gave the same bits {ranks[0].get('repeats')} times",
         value=0,
-        unit=LIMIT.unit,
         limit=LIMIT,
         bits={str(entry["rank"]): (entry.get("digests") or [""])[0] for entry in ranks},
     )
@@ -114,7 +112,6 @@ def _apart(summary: str, odd: Ranks) -> Outcome:
         summary,
         fix=_FIX,
         value=sum(len(set(entry["digests"])) for entry in odd),
-        unit=LIMIT.unit,
         limit=LIMIT,
         code="fingerprint.bits",
         culprit=", ".join(map(process_group.name, odd)),

@@ -1,9 +1,8 @@
 """Training in FP8 that trains something else.
 
-Seen in the wild: a cuBLASLt that is older than the wheel asks for, scales applied twice or not at all, gradients that
-vanish because they were put into the format meant for weights. A small model is trained with FP8 products forward and
-backward: weights and activations in E4M3, gradients in E5M2, each scaled by its own largest element (Micikevicius et
-al. 2022, FP8 Formats for Deep Learning, arXiv 2209.05433), and its loss has to fall as the same model's in bfloat16.
+A small model is trained with FP8 products forward and backward: weights and activations in E4M3, gradients in E5M2,
+each scaled by its own largest element (Micikevicius et al. 2022, FP8 Formats for Deep Learning, arXiv 2209.05433), and
+its loss has to fall as the same model's in bfloat16.
 """
 
 from __future__ import annotations
@@ -146,7 +145,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     return passed(
         f"the FP8 loss follows bfloat16's on {counted(len(trained), 'rank')}{also}",
         value=max(map(_distance, trained)),
-        unit=DISTANCE.unit,
         limit=DISTANCE,
         losses=trained[0].get("losses"),
         lacking=lacking,
@@ -171,7 +169,7 @@ def _findings(entry: Measured) -> list[Outcome]:
         rows.append(("fp8.not-learning", what, those[-1] / sixteen[0], FALLEN))
     common: dict[str, Any] = {"fix": _FIX, "losses": losses, "culprit": where}
     return [
-        failed(f"{where}: {what.format(value)}", code=code, value=value, unit=limit.unit, limit=limit, **common)
+        failed(f"{where}: {what.format(value)}", code=code, value=value, limit=limit, **common)
         for code, what, value, limit in rows
         if not value <= limit.value
     ]

@@ -146,7 +146,7 @@ def _apart(entry: Measured, kind: str, error: float) -> Outcome:
     whose = "its shard of the weights" if kind == "errors" else "what it gathered"
     who, code = f"rank {entry['rank']}", "fsdp.weights" if kind == "errors" else "fsdp.gathered"
     value = error if process_group.finite(error) else None
-    judged: dict[str, Any] = {"value": value, "unit": LIMIT.unit, "limit": LIMIT, "rank": entry["rank"]}
+    judged: dict[str, Any] = {"value": value, "limit": LIMIT, "rank": entry["rank"]}
     summary = f"{who}: {whose} is off by {error} from one process's"
     return failed(summary, fix=_FIX, code=code, culprit=who, errors=entry[kind], **judged)
 
@@ -165,4 +165,4 @@ def _passed(ranks: Ranks, worst: float) -> Outcome:
     where = f"{len(ranks)} ranks over {ranks[0]['backend']}"
     summary = f"{ranks[0]['total']} parameters sharded over {where} train as in one process"
     about = {"digest": ranks[0]["ended"], "seed": ranks[0].get("seed")}
-    return passed(summary, value=worst, unit=LIMIT.unit, limit=LIMIT, **about)
+    return passed(summary, value=worst, limit=LIMIT, **about)

@@ -1,11 +1,9 @@
 """A GPU that computes rightly and slowly sets the pace of every other one.
 
-Seen in the wild: a power or clock cap that somebody forgot, a card that throttles in the one slot without air, a BLAS
-that falls back to a kernel without tensor cores. Pre-heated (a cold GPU scores higher), the L2 flushed and the output
-rewritten before each product, random data (constants draw less power and run faster), timed by events, median taken:
-stas00/ml-engineering, compute/accelerator, mamf-finder. TFLOP/s = 2 n^3 / t / 1e12. What NVML says while it heats up
-goes with it: a GPU that somebody caps owes what its cap leaves it, and a slow one's own reason is named. Every product
-that was timed is verified afterwards, to the bit (support/exact_data.py).
+Pre-heated (a cold GPU scores higher), the L2 flushed and the output rewritten before each product, random data
+(constants draw less power and run faster), timed by events, median taken: stas00/ml-engineering, compute/accelerator,
+mamf-finder. TFLOP/s = 2 n^3 / t / 1e12. NVML's reasons go with it: a GPU that somebody caps owes what its cap leaves
+it. Every product that was timed is verified afterwards, to the bit (support/exact_data.py).
 """
 
 from __future__ import annotations
@@ -139,6 +137,6 @@ def _wrong(entry: Measured) -> list[Outcome]:
             findings.append(undecided(summary, fix=log, code="data.missing", **gpu_speed.about(entry)))
         elif wrong:
             summary = f"{wrong} of {count} {dtype} products have wrong elements, first product {made.get('first')}"
-            judged: dict[str, Any] = {"value": wrong, "unit": LIMIT.unit, "limit": LIMIT, **gpu_speed.about(entry)}
+            judged: dict[str, Any] = {"value": wrong, "limit": LIMIT, **gpu_speed.about(entry)}
             findings.append(failed(f"{where}: {summary}", fix=gpu_speed.WRONG_FIX, code="data.wrong", **judged))
     return findings

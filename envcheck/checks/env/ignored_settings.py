@@ -1,8 +1,4 @@
-"""A setting that nothing reads looks like a mirror, and the download goes to the public host, or nowhere.
-
-Seen in the wild: HF_MIRROR and PYTORCH_MIRROR in images of whole companies (the one that is read is HF_ENDPOINT; torch
-has none), TRANSFORMERS_CACHE after it lost its meaning, HF_HUB_ENABLE_HF_TRANSFER without the package it needs.
-"""
+"""A setting that nothing reads looks like a mirror, and the download goes to the public host, or nowhere."""
 
 from __future__ import annotations
 

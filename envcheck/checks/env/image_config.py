@@ -1,8 +1,6 @@
 """What an image runs as, and what it starts, nobody looks at until a job writes files of root's or will not end.
 
-Seen in the wild: training as root, so that a mounted home fills with files its owner cannot remove; a Python as PID 1,
-which reaps no orphan and ignores SIGTERM: dead DataLoader workers stay as zombies, and every stop takes the grace
-period.
+A Python as PID 1 reaps no orphan and ignores SIGTERM; files that root writes into a mounted home stay root's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A library with one wrong byte loads, and computes something else, or crashes weeks later.
 
-Seen in the wild: a layer that a flaky disk or proxy damaged, a libtorch that was copied over from another version, a
-patched cuDNN. Every file of torch, triton and NVIDIA's packages that is no Python file is compared with the digest that
-its installer wrote down; several gigabytes in CUDA environments, so that the bytes and the seconds are reported.
+Every file of torch, triton and NVIDIA's packages that is no Python file is compared with the digest that its installer
+wrote down; several gigabytes in CUDA environments, so that the bytes and the seconds are reported.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Python runs a module's bytecode, not its source: one that was left behind or edited hides a source that is right.
 
-Seen in the wild: a .pyc copied with an older image's time stamps, so that an upgrade of the source is never run. Python
-takes bytecode whose header names the source's time and size (PEP 552), whatever it holds. Each that Python would take
-for the modules of `import torch` is compared with what the source compiles to.
+Python takes bytecode whose header names the source's time and size (PEP 552), whatever it holds. Each that Python would
+take for the modules of `import torch` is compared with what the source compiles to.
 """
 
 from __future__ import annotations

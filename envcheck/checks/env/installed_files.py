@@ -1,9 +1,7 @@
 """A torch that somebody edited, half upgraded, or that another directory on the path replaces.
 
-Seen in the wild: a constant changed in site-packages "to try something", two versions of torch in one directory after
-an upgrade that broke off, a torch/ of the working directory that is imported in place of the installed one. Each Python
-file of torch, triton and NVIDIA's packages is compared with what its installer wrote down (RECORD, or the ledger of
-conda), and torch/version.py with the package's version. Libraries are the check `installed-binaries`.
+Each Python file of torch, triton and NVIDIA's packages is compared with what its installer wrote down (RECORD, or the
+ledger of conda), and torch/version.py with the package's version. Libraries are the check `installed-binaries`.
 """
 
 from __future__ import annotations

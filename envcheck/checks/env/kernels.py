@@ -320,7 +320,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         f"{sum(sum(entry['ran'].values()) for entry in ranks)} runs of operators agree with float64 on "
         f"{counted(len(ranks), 'rank')}; closest to its bound: {closest['operator']} {closest['dtype']}",
         value=closest["error"],
-        unit="units roundoff",
         limit=_limit(closest["dtype"]),
         seed=ranks[0].get("seed"),
         absent=ranks[0].get("absent"),
@@ -379,7 +378,6 @@ def _wrong(entry: Measured, where: str, row: Measured) -> Outcome:
         f"{where}: {named} of size {row.get('size')} is off by {shown} units roundoff",
         fix=_FIX,
         value=error,
-        unit="units roundoff",
         limit=_limit(str(row.get("dtype"))),
         code="kernels.wrong",
         culprit=named,

@@ -1,8 +1,4 @@
-"""RDMA registers memory, registered memory is locked, and most systems let a user lock 8 MB.
-
-Seen in the wild: NCCL over InfiniBand dies with "ibv_reg_mr failed: Cannot allocate memory" in a container or a Slurm
-job started without the limit, though the same node is fine from a root shell.
-"""
+"""RDMA registers memory, registered memory is locked, and most systems let a user lock 8 MB."""
 
 from __future__ import annotations
 

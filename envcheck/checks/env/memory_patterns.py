@@ -1,9 +1,8 @@
 """Memory that forgets one bit in a trillion, in the one place where nobody looked.
 
-Seen in the wild: a cell stuck at 1 on a GPU without ECC, an address line that makes two places one, rows that forget
-under a neighbour's traffic. Patterns are written over nearly all free memory, wholly, and then read back: zeros, ones,
-alternating bits, each word's own address, random words; at last the alternating bits are inverted word by word upwards
-and back downwards (moving inversions, as memtest86 and DCGM's memtest do). The first wrong word is named.
+Patterns are written over nearly all free memory, wholly, and then read back: zeros, ones, alternating bits, each word's
+own address, random words; at last the alternating bits are inverted word by word upwards and back downwards (moving
+inversions, as memtest86 and DCGM's memtest do). The first wrong word is named.
 """
 
 from __future__ import annotations
@@ -139,7 +138,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     tested = {str(entry["rank"]): entry["tested"] for entry in ranks}
     held = f"{sum(tested.values()) / MIB:,.0f} MiB on {counted(len(ranks), 'rank')} held {len(owed)} patterns"
     little = _little(ranks) if view.mode == "gpu" else None
-    return little or passed(held, value=0, unit=LIMIT.unit, limit=LIMIT, tested=tested)
+    return little or passed(held, value=0, limit=LIMIT, tested=tested)
 
 
 def _findings(entry: Measured, owed: list[str]) -> Iterator[Outcome]:
@@ -158,7 +157,7 @@ def _wrong(entry: Measured, wrong: dict[str, Measured]) -> Outcome:
     first, count = counts.get("first") or {}, sum(counts["wrong"] for counts in wrong.values())
     place = f"byte {first.get('offset')} (address {first.get('address')}), bits {first.get('xor')}"
     summary = f"{process_group.name(entry)}: {count} words came back wrong, the first under {pattern}: {place}"
-    judged: dict[str, Any] = {"value": count, "unit": LIMIT.unit, "limit": LIMIT, **_about(entry)}
+    judged: dict[str, Any] = {"value": count, "limit": LIMIT, **_about(entry)}
     return failed(summary, fix=_FIX, code="memory.wrong", passes=wrong, **judged)
 
 
@@ -169,7 +168,7 @@ def _little(ranks: Ranks) -> process_group.Problem:
         if share < TESTED.value:
             summary = f"{process_group.name(entry)}: {share:.0%} of its memory was free to be tested"
             fix = "end what holds memory on this GPU (nvidia-smi), and run it again"
-            judged: dict[str, Any] = {"value": round(share, 4), "unit": TESTED.unit, "limit": TESTED, **_about(entry)}
+            judged: dict[str, Any] = {"value": round(share, 4), "limit": TESTED, **_about(entry)}
             return warned(summary, fix=fix, code="memory.little-free", **judged)
     return None
 

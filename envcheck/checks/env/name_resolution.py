@@ -1,9 +1,8 @@
 """A resolver that does not answer makes every process group wait, with no word about the reason.
 
-Seen in the wild: a container without a working resolver, where torchrun needs a minute to start. torch's TCPStore looks
-up the name of each peer, and asks for it as an IPv4 address inside IPv6 (::ffff:127.0.0.1), which a usual /etc/hosts
-does not have; gloo without GLOO_SOCKET_IFNAME looks up the own host name; torchrun looks up both. glibc waits 5 s for
-each name server and asks it twice (resolv.conf(5): timeout, attempts).
+torch's TCPStore looks up the name of each peer, and asks for it as an IPv4 address inside IPv6 (::ffff:127.0.0.1),
+which a usual /etc/hosts does not have; gloo without GLOO_SOCKET_IFNAME looks up the own host name; torchrun looks up
+both. glibc waits 5 s for each name server and asks it twice (resolv.conf(5): timeout, attempts).
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""NVIDIA_* variables of an image tell the container runtime what to pass in, and which drivers to refuse.
-
-Seen in the wild: NVIDIA_VISIBLE_DEVICES=void left in a base, NVIDIA_DRIVER_CAPABILITIES=utility ("nvidia-smi works,
-torch sees no GPU": libcuda is not mounted), a cu126 wheel on a base that requires CUDA 12.9 and refuses drivers the
-wheel would run on, a cu128 wheel on a base that requires 11.8 and starts where the wheel cannot.
-"""
+"""NVIDIA_* variables of an image tell the container runtime what to pass in, and which drivers to refuse."""
 
 from __future__ import annotations
 

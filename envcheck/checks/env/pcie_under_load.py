@@ -1,9 +1,8 @@
 """An idle GPU lets its PCIe link drop to Gen1, so that a link which never comes up again looks like any other.
 
-Seen in the wild: a riser that holds a Gen5 board at Gen3, a link that fell back after errors, lanes lost in a reseat;
-all of them found weeks later as "slow data loading". So the link is read while pinned memory is copied over it, and
-what most readings show is compared with what NVML says this GPU can have in this system. A link at half its
-rate or less is a failure on boards for data centres; elsewhere it may be the mainboard's design.
+So the link is read while pinned memory is copied over it, and what most readings show is compared with what NVML says
+this GPU can have in this system. A link at half its rate or less is a failure on boards for data centres; elsewhere it
+may be the mainboard's design.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One link of many is slow, or a pair of GPUs takes the long way round: every ring goes through it.
 
-Seen in the wild: an NVLink that trained at half its lanes, a bridge pushed in askew, a PCIe switch whose upstream port
-all share. Each ordered pair is timed alone, so that links do not share; judged by what this model reaches over
-NVSwitch where that is known, reported elsewhere. `details.matrix` holds GB/s (1e9) from row to column.
+Each ordered pair is timed alone, so that links do not share; judged by what this model reaches over NVSwitch where that
+is known, reported elsewhere. `details.matrix` holds GB/s (1e9) from row to column.
 """
 
 from __future__ import annotations
@@ -166,4 +165,4 @@ def _passed(pairs: list[Pair], matrix: Any) -> Outcome:
             f"{rates_text}: reported, not judged (no limit known)", value=min(rates), unit="GB/s", matrix=matrix
         )
     floor, value = checks.Limit(row["fail"], "GB/s", row["source"], "at least"), float(pairs[0]["rate"])
-    return passed(f"{extent}: at least {min(rates):.4g} GB/s", value=value, unit="GB/s", limit=floor, matrix=matrix)
+    return passed(f"{extent}: at least {min(rates):.4g} GB/s", value=value, limit=floor, matrix=matrix)

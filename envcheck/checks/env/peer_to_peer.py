@@ -1,10 +1,9 @@
 """One GPU writes into another's memory, and it hangs, or something else arrives.
 
-Seen in the wild: the first peer-to-peer transfer hangs for ever behind PCIe bridges with ACS or an IOMMU that
-translates (NVIDIA/nccl#2079, #631, #257), and data that is silently wrong, which is why DCGM keeps a write, read and
-compare test. Tried in one process before any group of ranks, with words of plain Python that reached both GPUs through
-the host and were read back; by the copy engine, and by a kernel that writes into the peer as NCCL's do (a strided copy
-is one in PyTorch). Every transfer is compared on the GPU, and the first of each way in plain Python too.
+It hangs behind PCIe bridges with ACS or an IOMMU that translates (NVIDIA/nccl#2079, #631, #257). Tried in one process
+before any group of ranks, with words of plain Python that reached both GPUs through the host and were read back; by the
+copy engine, and by a kernel that writes into the peer as NCCL's do (a strided copy is one in PyTorch). Every transfer
+is compared on the GPU, and the first of each way in plain Python too.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     apart = len(pairs) - len(tried)
     notes = f"; out of reach of each other: {counted(apart, 'pair')}" if apart else ""
     summary = f"{len(tried)} ordered pairs, {VALUES} values each way they are written: exact{notes}"
-    return passed(summary, value=0, unit="wrong values", limit=_LIMIT)
+    return passed(summary, value=0, limit=_LIMIT)
 
 
 def _broken(names: list[str], pair: Measured) -> Outcome:
@@ -120,7 +119,6 @@ def _broken(names: list[str], pair: Measured) -> Outcome:
         f"P2P broken: {source} -> {target}: {count} wrong by {way}, first at {first['index']} (xor {first['xor']})",
         fix=_FIX,
         value=first["count"],
-        unit="wrong values",
         limit=_LIMIT,
         gpus=[gpu_speed.uuid(source), gpu_speed.uuid(target)],
         pair=pair,

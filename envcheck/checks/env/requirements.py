@@ -1,8 +1,4 @@
-"""An environment can be installed and still be wrong: a package that another one needs, in a version it refuses.
-
-Seen in the wild: numpy 2 under a torch built for 1, a transformers that wants a newer huggingface_hub, a triton from
-another torch; pip says so once, at the end of a long log, and installs all the same.
-"""
+"""An environment can be installed and still be wrong: a package that another one needs, in a version it refuses."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""The loader takes the first library of a name, wherever that is, and torch was built against one of them.
-
-Seen in the wild: a wheel whose nvidia-cudnn was removed to save room; a base image's or conda's libcudnn beside the
-wheel's ("cuDNN version incompatibility"); nvidia-nccl-cu13 installed over nvidia-nccl-cu12, whose files it overwrites;
-the stub libcuda of a devel image on the loader's path, which every CUDA call then reaches ("CUDA driver is a stub
-library").
-"""
+"""The loader takes the first library of a name, wherever that is, and torch was built against one of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Docker gives a container 64 MB of /dev/shm, and DataLoader workers and NCCL die in it with a bus error.
 
-Seen in the wild: "unexpected bus error encountered in worker" in the second epoch, NCCL "unable to mmap" with eight
-GPUs (NVIDIA/nccl#290, #342). It is asked inside the environment under test: the host's is another one.
+NCCL says "unable to mmap" (NVIDIA/nccl#290, #342). It is asked inside the environment under test: the host's is
+another.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         findings.append(_small(warned, "is small for a GPU node", total, advice, free))
     if free < min(room.value, total):
         summary = f"too little of the {total / 2**20:,.0f} MiB of {PATH} is free"
-        common: dict[str, Any] = {"value": free, "unit": "B", "limit": room, "culprit": PATH, "total": total}
+        common: dict[str, Any] = {"value": free, "limit": room, "culprit": PATH, "total": total}
         findings.append(failed(summary, fix="remove what earlier jobs left in /dev/shm", code="shm.full", **common))
     return worst(findings, otherwise=passed(f"{PATH} has room", value=total, limit=floor, free=free))
 

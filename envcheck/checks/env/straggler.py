@@ -166,7 +166,7 @@ def _slow(view: View, ranks: Ranks) -> list[Outcome]:
         for tell, limit in rows if view.mode == "gpu" else [(warned, CPU_LIMIT)]:
             if ratio > limit.value:
                 summary = f"{_name(entry)} takes {ratio:.2f} times as long as others"
-                judged = {"value": round(ratio, 4), "unit": limit.unit, "limit": limit, **_about(entry)}
+                judged = {"value": round(ratio, 4), "limit": limit, **_about(entry)}
                 findings.append(tell(summary, fix=_FIX, code="speed.behind", **judged))
                 break
     return findings
@@ -202,7 +202,7 @@ def _late(view: View, ranks: Ranks) -> list[Outcome]:
         )
         for is_late, seconds, how in rows:
             if is_late:
-                judged = {"value": round(seconds, 5), "unit": "s", "limit": LATE, **_about(entry)}
+                judged = {"value": round(seconds, 5), "limit": LATE, **_about(entry)}
                 findings.append(tell(f"{_name(entry)} {how}", fix=_LATE_FIX, code="speed.late", **judged))
     return findings
 
@@ -223,4 +223,4 @@ def _together(view: View, ranks: Ranks) -> Outcome:
     ratio = float(slowest["products"]["median"] / fastest["products"]["median"])
     summary = f"{len(ranks)} ranks take the same time, within {ratio:.2f}; the slowest is {_name(slowest)}"
     limit = LIMIT if view.mode == "gpu" else CPU_LIMIT
-    return passed(summary, value=round(ratio, 4), unit=limit.unit, limit=limit, ranks=[slowest["rank"]])
+    return passed(summary, value=round(ratio, 4), limit=limit, ranks=[slowest["rank"]])

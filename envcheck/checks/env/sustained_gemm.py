@@ -128,7 +128,7 @@ def _wrong(entry: Measured) -> list[Outcome]:
     at = f"{point['at']:.0f} s" if process_group.finite(point.get("at")) else "an unknown time"
     summary = f"{counted(point.get('wrong') or 0, 'word')} of products had other bits after {at} under load"
     limit = checks.Limit(0, "words", "deterministic products of the same bits have the same bits", "at most")
-    judged: dict[str, Any] = {"value": point.get("wrong"), "unit": limit.unit, "limit": limit, **gpu_speed.about(entry)}
+    judged: dict[str, Any] = {"value": point.get("wrong"), "limit": limit, **gpu_speed.about(entry)}
     fix = "take this GPU out: it computes wrongly when it works hard; dcgmi diag -r 4 tests it alone"
     where = f"{process_group.name(entry)}: {summary}{gpu_speed.text(entry.get('load') or {})}"
     return [failed(where, fix=fix, code="data.wrong", **judged)]
@@ -166,7 +166,7 @@ def _lost(view: View, share: float, end: float, entry: Measured) -> process_grou
     ]
     for tell, words, actual, value, limit in rows:
         if actual < limit.value:
-            common = {"value": value, "unit": limit.unit, "limit": limit, **gpu_speed.about(entry)}
+            common = {"value": value, "limit": limit, **gpu_speed.about(entry)}
             short: Outcome = tell(f"{where} {words}", fix=gpu_speed.COOLING, code="speed.falls", **common)
             return short
     return None
@@ -184,7 +184,6 @@ def _held(judged: list[tuple[float, float, Measured]]) -> Outcome:
         f"{counted(len(judged), 'GPU')}, {slowest['dtype']}: {end:.4g} TFLOP/s at the end, {share:.1%} of the start"
         f"{gpu_speed.text(slowest['load'])}{gpu_speed.caps(slowest['load'])}{also}",
         value=round(share, 4),
-        unit=limit.unit,
         limit=limit,
         tflops={str(entry["rank"]): end for _, end, entry in judged},
     )

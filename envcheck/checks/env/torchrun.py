@@ -1,8 +1,6 @@
 """Ranks that work under a test's own start can fail under the start that users have.
 
-Seen in the wild: torchrun that cannot bind or reach the own host name; an old port of a dead job; a library that
-crashes when the interpreter unloads it, so that a job which has done all its work ends with exit code -11 and is run
-again. Here ranks are started by torchrun itself, meet over TCP by the own host name, and end by the interpreter's exit.
+Here ranks are started by torchrun itself, meet over TCP by the own host name, and end by the interpreter's exit.
 """
 
 from __future__ import annotations
@@ -130,7 +128,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         findings.append(warned(summary, fix=_NAME_FIX, code="torchrun.host-name", culprit="own host name"))
     way = "the own host name" if entry.get("by_name") else "127.0.0.1"
     summary = f"{len(members)} ranks of torchrun met over {way} in {entry.get('seconds')} s and ended without a crash"
-    fine = passed(summary, value=0, unit=LIMIT.unit, limit=LIMIT)
+    fine = passed(summary, value=0, limit=LIMIT)
     return worst([finding for finding in findings if finding is not None], fine)
 
 

@@ -142,7 +142,7 @@ def _losses(uninterrupted: Measured) -> list[Outcome]:
     summary = f"the loss does not fall: {losses[0]:.3g} at step 1, {losses[-1]:.3g} at step {STEPS}"
     value = share if process_group.finite(share) else None
     fix = "run the kernels and amp checks; reinstall transformers and accelerate"
-    about: dict[str, Any] = {"unit": LIMIT.unit, "limit": LIMIT, "losses": losses}
+    about: dict[str, Any] = {"limit": LIMIT, "losses": losses}
     return [failed(summary, fix=fix, value=value, code="trainer.learns-nothing", **about)]
 
 
@@ -212,7 +212,6 @@ def _trained(entry: Measured) -> Outcome:
         f"to {losses[-1]:.3g}, {logged}; resumed at step {SAVED_AT}, {counted(len(uninterrupted['state']), 'tensor')} "
         "are the same to the bit",
         value=losses[-1] / losses[0],
-        unit=LIMIT.unit,
         limit=LIMIT,
         losses=losses,
         versions=versions,

@@ -1,7 +1,7 @@
 """A PCIe bridge with Access Control Services sends what one GPU writes to its neighbour up to the CPU and back.
 
-Seen in the wild: NCCL's first transfer hangs until ACS is off (NVIDIA/nccl#2079), GPUDirect RDMA at a third of its
-speed behind a switch whose ports redirect. Virtual machines need it, to keep guests apart: there it is only reported.
+NCCL's first transfer hangs until ACS is off (NVIDIA/nccl#2079). Virtual machines need it, to keep guests apart: there
+it is only reported.
 """
 
 from typing import Any

@@ -1,7 +1,6 @@
 """The wheel has no code for the GPU: "no kernel image is available for execution on the device", at the first kernel.
 
-Seen in the wild: a new card with last year's wheel (RTX 50 and cu124), an old one with this year's (V100, 2.11+cu128).
-torch.cuda.is_available() is true in both. SASS runs within its major, upwards; PTX is compiled by the driver, upwards.
+torch.cuda.is_available() is true all the same. SASS runs within its major, upwards; PTX is compiled by the driver.
 """
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst

@@ -1,7 +1,6 @@
 """A data-centre GPU shows the bus a window on its memory (BAR1); a small one leaves peers and network cards outside.
 
-Seen in the wild: "Above 4G decoding" off in the BIOS, so that one board of eight gets 256 MiB; an L40S or A40 left in
-its display mode. GeForce cards and the T4 have a small one by design: that is no fault.
+GeForce cards and the T4 have a small one by design: that is no fault.
 """
 
 from envcheck.checks import Check, Limit, Outcome, View, matrix_facts, passed, warned, worst

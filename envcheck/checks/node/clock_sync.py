@@ -1,7 +1,4 @@
-"""Nodes whose clocks differ write logs nobody can put in order, and certificates of tomorrow are not yet valid.
-
-Seen in the wild: a TLS mirror refused by one node of a hundred; an NCCL timeout blamed on the wrong node.
-"""
+"""Nodes whose clocks differ write logs nobody can put in order, and certificates of tomorrow are not yet valid."""
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
 

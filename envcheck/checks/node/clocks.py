@@ -1,7 +1,6 @@
 """Somebody locked the clocks for a benchmark or to save power, and the GPUs have been slow ever since.
 
-Seen in the wild: application clocks or `nvidia-smi --lock-gpu-clocks` of an old job that survive it, on one node of
-many; then "this node is 30 % slower" reports. A set clock is a choice, so it is named and does not fail.
+A set clock is a choice, so it is named and does not fail.
 """
 
 import dataclasses

@@ -1,8 +1,4 @@
-"""A GPU in prohibited or exclusive mode turns the second process away, with an error that names something else.
-
-Seen in the wild: "all CUDA-capable devices are busy or unavailable" on a free GPU, after a scheduler's epilogue failed
-to put the mode back.
-"""
+"""A GPU in prohibited or exclusive mode turns the second process away, with an error that names something else."""
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
 from envcheck.checks.gpu_readings import Rule, read

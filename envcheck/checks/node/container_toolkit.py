@@ -1,8 +1,6 @@
 """The driver was upgraded, the node works, and every container on it looks for libraries of yesterday's driver.
 
-Seen in the wild: a CDI specification that `nvidia-ctk cdi generate` wrote once and nobody writes again, so that podman,
-Kubernetes or docker's `--device nvidia.com/gpu=all` end in "no such file: libcuda.so.550.54.14"; a daemon.json that is
-no JSON after an edit by hand, and a docker that does not start at the next reboot.
+`nvidia-ctk cdi generate` writes a CDI specification once, and nobody writes it again.
 """
 
 from typing import Any

@@ -1,8 +1,4 @@
-"""A full disk ends a run at its first checkpoint, hours in.
-
-Seen in the wild: a 64 MB or tmpfs /tmp that torch.compile and pip fill; a home directory at its quota, where the
-Hugging Face cache goes; a home on a server that is gone, where whoever looks for a file waits for ever.
-"""
+"""A full disk ends a run at its first checkpoint, hours in."""
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, undecided, warned, worst
 from envcheck.node.snapshot import Signal

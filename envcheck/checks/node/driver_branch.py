@@ -1,7 +1,4 @@
-"""A driver branch past its end of life gets no fixes, and newer CUDA wheels stop running on it one by one.
-
-Seen in the wild: fleets still on R535 or R550 because nothing ever said so, until the floor of a CUDA family moved.
-"""
+"""A driver branch past its end of life gets no fixes, and newer CUDA wheels stop running on it one by one."""
 
 import re
 

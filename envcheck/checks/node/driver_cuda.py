@@ -1,8 +1,7 @@
 """The wheel brings its CUDA, the machine brings its driver, and nobody compared the two.
 
-Seen in the wild: "the NVIDIA driver on your system is too old" minutes into a job; CUDA 13 wheels on R570 nodes; images
-with cuda-compat on a GeForce, where cuInit ends in error 804. A driver may be older than the CUDA of a wheel within its
-family (minor-version compatibility), and on data-centre GPUs older still with cuda-compat.
+A driver may be older than the CUDA of a wheel within its family (minor-version compatibility), and on data-centre GPUs
+older still with cuda-compat, which ends in error 804 on a GeForce.
 """
 
 import dataclasses

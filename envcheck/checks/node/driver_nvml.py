@@ -1,7 +1,6 @@
 """An unattended upgrade replaced the driver's libraries under a kernel module that is still the old one.
 
-Seen in the wild as "Failed to initialize NVML: Driver/library version mismatch" on a node that worked yesterday, and in
-containers that were started before the upgrade (NVIDIA/nvidia-container-toolkit#394). Nothing on the GPU starts.
+Containers that were started before the upgrade meet it too (NVIDIA/nvidia-container-toolkit#394).
 """
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, matrix_facts, passed, skipped, undecided

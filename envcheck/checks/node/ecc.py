@@ -1,7 +1,7 @@
 """GPU memory goes bad slowly: bits that can be corrected, then bits that cannot, then a job that ends or lies.
 
-Seen in the wild: uncorrected errors that a reset hid until the next job; SRAM, which has no spare rows, past the count
-at which NVIDIA replaces the board; ECC switched off on one GPU of eight. Volatile counts begin with the driver's load.
+SRAM has no spare rows: past a count of errors in it NVIDIA replaces the board. Volatile counts begin with the driver's
+load.
 """
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, matrix_facts, passed, warned, worst

@@ -1,8 +1,4 @@
-"""Behind NVSwitches a GPU works only once the fabric manager has registered it.
-
-Seen in the wild: `system not yet initialized` (CUDA error 802) after a driver update that forgot the fabric manager,
-and all-reduce at three quarters of its speed with a fabric whose multicast does not work.
-"""
+"""Behind NVSwitches a GPU works only once the fabric manager has registered it."""
 
 from typing import Any
 

@@ -1,7 +1,6 @@
 """Somebody else is on the GPU: what is measured is then theirs too, and the next large job runs out of memory.
 
-Seen in the wild: zombies of a killed job that keep 70 GB, a forgotten notebook, two schedulers on one node. In a
-container the driver hides the processes of other ones, but not their memory. Read before this run touches a GPU.
+In a container the driver hides the processes of other ones, but not their memory. Read before this run touches a GPU.
 """
 
 from envcheck.checks import Check, Outcome, View, passed, warned, worst

@@ -1,6 +1,6 @@
 """A GPU that fell off the bus, or that the driver could not start, is simply not in nvidia-smi's list.
 
-Seen in the wild: "nvidia-smi shows 7 GPUs" noticed by a user a week later. The PCI bus still shows the eighth.
+The PCI bus still shows it.
 """
 
 from typing import Any

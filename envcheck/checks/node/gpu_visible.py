@@ -1,7 +1,6 @@
 """nvidia-smi shows eight GPUs, torch shows none, and training goes on quietly on the CPU.
 
-Seen in the wild: a CPU wheel pulled in by some requirement, CUDA_VISIBLE_DEVICES="" left over from a test, a driver too
-old for the wheel, a container without the compute capability. What that variable names wrongly, visible-devices tells.
+What CUDA_VISIBLE_DEVICES names wrongly, visible-devices tells.
 """
 
 from typing import Any

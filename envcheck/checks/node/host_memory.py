@@ -1,8 +1,4 @@
-"""A checkpoint, a DataLoader and a CPU offload live in host memory, and the kernel ends whoever is largest.
-
-Seen in the wild: a model that fits its GPU and whose loading is killed on the host; a container whose limit is a tenth
-of the machine.
-"""
+"""A checkpoint, a DataLoader and a CPU offload live in host memory, and the kernel ends whoever is largest."""
 
 from typing import Any
 
@@ -23,7 +19,7 @@ def judge(view: View) -> Outcome:
     if missing:
         return worst(missing, missing[0])
     limit = Limit(sum(sizes.values.values()), "B", _SOURCE)
-    about: dict[str, Any] = {"value": usable, "unit": "B", "limit": limit}
+    about: dict[str, Any] = {"value": usable, "limit": limit}
     amount = f"{usable / 2**30:.0f} GiB" + (" (the container's limit)" if usable < total else "")
     if usable >= limit.value:
         return passed(amount, **about)

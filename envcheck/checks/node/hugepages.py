@@ -1,8 +1,4 @@
-"""Huge pages that somebody set aside are memory that no training can have, and `free` does not say where it went.
-
-Seen in the wild: half a node's memory reserved for virtual machines or a packet processor that no longer runs there,
-and DataLoader workers that are killed for the other half.
-"""
+"""Huge pages that somebody set aside are memory that no training can have, and `free` does not say where it went."""
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
 

@@ -1,8 +1,6 @@
 """A tag is a string: nothing keeps `2.8.0-cu128` from holding something else.
 
-Seen in the wild: a requirements file that quietly pulled torch up or down, a rebuilt base with another CUDA, a CPU
-wheel in a CUDA image because the index had nothing else, a layer on top that moved one package of the lock. What the
-environment says of itself is compared with its labels, and what is installed with its lock.
+What the environment says of itself is compared with its labels, and what is installed with its lock.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """One rail of eight is down, or at a quarter of its rate, and NCCL goes on over the others without a word.
 
-Seen in the wild: a cable that negotiated 100 instead of 400 Gb/s, a port that no subnet manager has configured, a RoCE
-port without an address and so without a GID, a transceiver that drops its link every hour. Ports are compared with
-their like (one link layer, one board), so that the unused second port of a card raises no alarm.
+Ports are compared with their like (one link layer, one board), so that the unused second port of a card raises no
+alarm.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """A GPU keeps its settings and its history of errors in a small store of its own, the InfoROM.
 
-Seen in the wild: "WARNING: infoROM is corrupted at gpu 0000:B3:00.0" under a nvidia-smi that looks fine otherwise, an
-exit code 14 that stops a GPU operator (NVIDIA/gpu-operator#2596), and diagnostics that pass (NVIDIA/DCGM#2). ECC counts
-and remapped rows are read from it.
+A corrupted one stops a GPU operator (NVIDIA/gpu-operator#2596) while diagnostics pass (NVIDIA/DCGM#2).
 """
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, matrix_facts, passed, warned, worst

@@ -1,7 +1,7 @@
 """An IOMMU that translates stands between GPUs which reach each other over PCIe: transfers hang, or bring other bytes.
 
-Seen in the wild: Linux distributions that switch it on by default, NCCL hanging at its first peer-to-peer transfer
-(NVIDIA/nccl#631), corrupted all-reduces on workstations. NVLink does not go through it; virtual machines need it.
+NCCL hangs at its first peer-to-peer transfer (NVIDIA/nccl#631). NVLink does not go through it; virtual machines need
+it.
 """
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, warned, worst

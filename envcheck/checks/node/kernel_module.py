@@ -1,8 +1,4 @@
-"""There are two kernel modules, open and proprietary, and not every GPU works with both.
-
-Seen in the wild: a new Blackwell node with the proprietary module ("no devices were found"), and a V100 after an update
-to a distribution that installs the open one by default.
-"""
+"""There are two kernel modules, open and proprietary, and not every GPU works with both."""
 
 from envcheck.checks import Check, Limit, Outcome, View, matrix_facts, passed, skipped, undecided, warned, worst
 from envcheck.checks.gpu_readings import Reading, Rule, read

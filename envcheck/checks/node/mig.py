@@ -1,7 +1,6 @@
 """A sliced GPU looks like a whole one to nvidia-smi -L's first column, and like a small one to torch.
 
-Seen in the wild: one GPU of eight left in MIG mode after somebody's experiment: seven ranks start, the eighth finds no
-device, or NCCL refuses two slices of one GPU (NVIDIA/nccl#1716).
+NCCL refuses two slices of one GPU (NVIDIA/nccl#1716).
 """
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst

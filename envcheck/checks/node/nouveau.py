@@ -1,7 +1,4 @@
-"""nouveau, the free driver, takes a GPU before NVIDIA's own can, and CUDA does not run on it.
-
-Seen in the wild: a kernel update whose initramfs forgot the blacklist, and half the GPUs gone after the reboot.
-"""
+"""nouveau, the free driver, takes a GPU before NVIDIA's own can, and CUDA does not run on it."""
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
 from envcheck.checks.gpu_readings import Rule

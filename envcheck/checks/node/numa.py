@@ -1,8 +1,4 @@
-"""A GPU belongs to one socket, and a process on the other one copies through the link between them.
-
-Seen in the wild: a BIOS that reports no NUMA node for any GPU, so that no launcher can bind; all GPUs on one node of a
-two-socket virtual machine; a job that was given a GPU of one socket and the CPUs of the other.
-"""
+"""A GPU belongs to one socket, and a process on the other one copies through the link between them."""
 
 from typing import Any
 

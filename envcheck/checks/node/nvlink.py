@@ -1,8 +1,7 @@
 """One NVLink down costs a part of every collective's bandwidth; all of them down sends NCCL over PCIe without a word.
 
-Seen in the wild: 17 of 18 links after a reset, a bridge that was not pushed in, and the opposite: virtual machines that
-have 12 of 18 links by design and were failed for it (Azure/azurehpc-health-checks#162). So GPUs are compared with each
-other first, and with their data sheet (nvlink.json) second.
+Virtual machines that have 12 of 18 links by design were failed for it (Azure/azurehpc-health-checks#162), so GPUs are
+compared with each other first, and with their data sheet (nvlink.json) second.
 """
 
 import functools

@@ -1,6 +1,5 @@
 """An NVLink that recovers from errors all the time is up, and slow.
 
-Seen in the wild: one link with millions of replays among seventeen clean ones, and an all-reduce at half its speed.
 Counters begin with the driver's load or the GPU's reset. GPUs that count in another way (Blackwell) say so.
 """
 

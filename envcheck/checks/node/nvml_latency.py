@@ -1,8 +1,4 @@
-"""A driver on its way to hanging answers slowly first.
-
-Seen in the wild: `nvidia-smi` that takes ten seconds, then a minute, and jobs that time out while they start; often one
-GPU with a stuck process, or persistence mode off, so that each question wakes every GPU up.
-"""
+"""A driver on its way to hanging answers slowly first."""
 
 from envcheck.checks import Check, Outcome, View, limits, passed, warned
 from envcheck.counting import counted

@@ -1,8 +1,4 @@
-"""A job on unlike GPUs runs at the pace of the slowest, in the memory of the smallest.
-
-Seen in the wild: a replacement board with 40 GB among 80 GB ones; one GPU with an older VBIOS that clocks lower; a
-display card among the compute cards, which NCCL then includes.
-"""
+"""A job on unlike GPUs runs at the pace of the slowest, in the memory of the smallest."""
 
 import collections
 from typing import Any

@@ -1,7 +1,4 @@
-"""Each DataLoader worker, socket and shared tensor is a file descriptor, and 1024 of them are soon used up.
-
-Seen in the wild: "Too many open files" in the middle of an epoch, or "received 0 items of ancdata" from a worker.
-"""
+"""Each DataLoader worker, socket and shared tensor is a file descriptor, and 1024 of them are soon used up."""
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, warned
 

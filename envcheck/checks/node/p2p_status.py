@@ -1,8 +1,7 @@
 """GPUs that could reach each other's memory and may not: every transfer takes the way through the host.
 
-Seen in the wild: one GPU of eight behind another root complex after a board was moved, peer-to-peer switched off by a
-driver setting that somebody forgot, an NVLink bridge that the driver does not use. GeForce cards have none by design
-and most virtual machines over PCIe have none either: that is reported and does not fail.
+GeForce cards have none by design and most virtual machines over PCIe have none either: that is reported and does not
+fail.
 """
 
 from collections.abc import Callable

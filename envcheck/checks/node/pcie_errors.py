@@ -1,7 +1,6 @@
 """A PCIe link with a bad contact works, by sending again and again what did not arrive.
 
-Seen in the wild: replay counters in the thousands behind "random" slow copies; AER fatal errors before a GPU falls off
-the bus. Counters begin with the driver's load (replays) or with boot (AER).
+Counters begin with the driver's load (replays) or with boot (AER).
 """
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst

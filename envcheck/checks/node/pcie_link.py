@@ -1,8 +1,8 @@
 """A GPU in a bad slot trains with fewer lanes, or slower ones, and copies at half or a quarter of the speed.
 
-Seen in the wild: x8 after a reseat, a riser that allows Gen3 only, one GPU of eight behind a bad retimer. An idle GPU
-lets its generation (not its width) drop on purpose: that alone is no fault, and under load it is measured. Boards with
-several GPUs (Tesla M10, A16) share their lanes out, laptops have what was soldered, and Grace reaches its GPU by C2C.
+An idle GPU lets its generation (not its width) drop on purpose: that alone is no fault, and under load it is measured.
+Boards with several GPUs (Tesla M10, A16) share their lanes out, laptops have what was soldered, and Grace reaches its
+GPU by C2C.
 """
 
 import collections

@@ -1,8 +1,6 @@
 """Without peer memory every byte between a network card and a GPU makes a detour through host memory.
 
-Seen in the wild: an image of the operating system without nvidia-peermem, eight 400 Gb/s rails, and an all-reduce at a
-third of its speed; NCCL says "GPU Direct RDMA Disabled" in a log that nobody reads. With the open kernel module and a
-kernel of 5.12 or newer DMA-BUF does the same without any further module.
+With the open kernel module and a kernel of 5.12 or newer DMA-BUF does the same as nvidia-peermem.
 """
 
 import re

@@ -1,8 +1,4 @@
-"""Without persistence mode the driver lets go of an idle GPU, and whoever asks next waits while it wakes up.
-
-Seen in the wild: seconds added to each start, nvidia-smi timeouts that monitoring takes for a dead GPU, and settings
-(clocks, power limits, ECC counts) that are gone between two jobs.
-"""
+"""Without persistence mode the driver lets go of an idle GPU, and whoever asks next waits while it wakes up."""
 
 from envcheck.checks import Check, Limit, Outcome, View, matrix_facts, passed, warned, worst
 from envcheck.checks.gpu_readings import Rule, read

@@ -1,7 +1,6 @@
 """Somebody set a lower power limit, and the GPU is slower than its data sheet for as long as the machine is up.
 
-Seen in the wild: a cap set for one hot summer, a nightly script, a rack that cannot feed eight boards; then "H100 is
-slow" reports. A cap is a choice, so it is reported and does not fail: what is measured beside it has it as its reason.
+A cap is a choice, so it is reported and does not fail: what is measured beside it has it as its reason.
 """
 
 from envcheck.checks import Check, Limit, Outcome, View, matrix_facts, passed, skipped, warned, worst

@@ -1,7 +1,4 @@
-"""The driver knows when a GPU needs a reset before it can be trusted, and says so to whoever asks.
-
-Seen in the wild: nodes put back into service after an NVLink error with "Drain and Reset" still asked for.
-"""
+"""The driver knows when a GPU needs a reset before it can be trusted, and says so to whoever asks."""
 
 from typing import Any
 

@@ -1,7 +1,6 @@
 """A GPU replaces bad rows of its memory by spare ones, at the next reset; when the spares are used up, it is worn out.
 
-Seen in the wild: "remap pending" for weeks on a node that nobody reset, so that each job met the same bad row; a failed
-remapping taken for a software fault. GPUs before Ampere retire pages instead, 64 in all.
+GPUs before Ampere retire pages instead, 64 in all.
 """
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst

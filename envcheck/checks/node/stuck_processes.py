@@ -1,8 +1,4 @@
-"""A process in uninterruptible sleep survives SIGKILL, and often holds the GPU or the mount everybody waits for.
-
-Seen in the wild: a dead NFS server under the data set; a python that hangs in the driver after an Xid, with its memory
-held for ever.
-"""
+"""A process in uninterruptible sleep survives SIGKILL, and often holds the GPU or the mount everybody waits for."""
 
 from typing import Any
 

@@ -1,7 +1,6 @@
 """An NVSwitch has its own errors, SXids, and a fatal one takes every GPU behind it along.
 
-Seen in the wild: NCCL hangs on eight healthy GPUs, with one "SXid …, Fatal" in the kernel's log. Whether one is fatal
-stands in its own text; a few are fatal to the whole fabric whatever they say.
+Whether one is fatal stands in its own text; a few are fatal to the whole fabric whatever they say.
 """
 
 import re

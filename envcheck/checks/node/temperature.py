@@ -1,7 +1,6 @@
 """Hot at rest is throttled under load.
 
-Seen in the wild: dust, a failed fan, a blanking panel left out. What is too hot differs by model and even by board, so
-each GPU is asked for the distance to its own slowdown.
+What is too hot differs by model and even by board, so each GPU is asked for the distance to its own slowdown.
 """
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst

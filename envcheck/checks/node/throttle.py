@@ -1,7 +1,6 @@
 """A GPU that slows itself down answers every question correctly, late.
 
-Seen in the wild: one GPU of eight at half its clocks for weeks, with a fan or a power feed gone, and a training run as
-fast as its slowest rank. Idle, a power cap and set clocks are reasons too, and no faults.
+Idle, a power cap and set clocks are reasons too, and no faults.
 """
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst

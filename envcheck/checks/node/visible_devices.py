@@ -1,8 +1,7 @@
 """One typing error in CUDA_VISIBLE_DEVICES, and CUDA goes on with fewer GPUs, or with others, and says nothing.
 
-Seen in the wild: "0,1,2,4,4" (none at all), "0,1,8" on eight GPUs (two), "GPU-1a2b, GPU-3c4d" with a blank (one), a -1
-of some scheduler in the middle (all after it are gone), several MIG instances (the first), and index 0 that is the
-faster card for CUDA and the other one for nvidia-smi.
+"0,1,2,4,4" gives none at all, "0,1,8" on eight GPUs two, "GPU-1a2b, GPU-3c4d" with a blank one, several MIG instances
+the first, and after a -1 all are gone. Index 0 is the faster card for CUDA and may be another one for nvidia-smi.
 """
 
 import re

@@ -1,8 +1,7 @@
 """The driver writes what goes wrong with a GPU into the kernel's log, as an Xid, and goes on.
 
-Seen in the wild: nodes that ran for days after "GPU has fallen off the bus", double-bit errors nobody looked for, and
-the opposite: nodes drained for an Xid 31 that was a user's own wild pointer. The action is NVIDIA's catalogue's
-(xids.json), with the overrides and their reasons beside it; Xid 154 carries the driver's own in its text.
+The action is NVIDIA's catalogue's (xids.json), with the overrides and their reasons beside it; Xid 154 carries the
+driver's own in its text.
 """
 
 import collections

@@ -212,7 +212,7 @@ def behind(ranks: Ranks, names: Iterable[str], unit: str, fix: str) -> list[Outc
             best = max(other for other, peer in measured if peer.get("name") == entry.get("name"))
             if value < best * STRAGGLER.value:
                 summary = f"{culprit(entry)}, {name}: {value:.4g} {unit}, where the best has {best:.4g}"
-                share: dict[str, Any] = {"value": round(value / best, 4), "unit": STRAGGLER.unit, "limit": STRAGGLER}
+                share: dict[str, Any] = {"value": round(value / best, 4), "limit": STRAGGLER}
                 findings.append(warned(summary, fix=fix, code="speed.behind", **share, **about(entry)))
     return findings
 
@@ -292,7 +292,7 @@ def slows_down(entry: Measured, code: str, tell: Callable[..., Outcome] = warned
         return []
     among = ", ".join(f"{name} in {count}" for name, count in found.items())
     summary = f"{process_group.name(entry)}: {among} of {counted(len(load['samples']), 'sample')}{text(load)}"
-    judged: dict[str, Any] = {"value": sum(found.values()), "unit": NO_FAULT.unit, "limit": NO_FAULT}
+    judged: dict[str, Any] = {"value": sum(found.values()), "limit": NO_FAULT}
     return [tell(summary, fix=COOLING, code=code, **judged, **about(entry))]
 
 
