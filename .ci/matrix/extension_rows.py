@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 from packaging.tags import Tag
+from packaging.version import Version
 
 from envcheck.errors import ConfigError
 from envcheck.matrix.extensions.file import Extension, ExtensionRelease, Extensions, ExtensionWheel, canonical
-from envcheck.matrix.extensions.fit import newest_first
 from envcheck.matrix.extensions.opened_wheel import LINUX, architecture, oldest_glibc, requirements
 from envcheck.matrix.facts.model import HostArch
 
@@ -57,7 +57,7 @@ class ExtensionProposal(NamedTuple):
 
 def newest_known(extensions: Extensions) -> dict[str, str]:
     """Return the newest release on record of each extension."""
-    return {row.name: newest_first(release.version for release in row.releases)[0] for row in extensions.extensions}
+    return {row.name: max((release.version for release in row.releases), key=Version) for row in extensions.extensions}
 
 
 def propose(extensions: Extensions, listed: Sequence[SeenRelease], source: str, text: str) -> ExtensionProposal:

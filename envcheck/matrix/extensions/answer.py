@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import msgspec
+from packaging.requirements import InvalidRequirement, Requirement
 
 from envcheck.errors import ConfigError
 from envcheck.matrix.extensions.file import Extensions
@@ -20,7 +21,6 @@ from envcheck.matrix.resolver.resolve import Resolution, resolve
 
 # How much alike two names are (difflib.get_close_matches) where one may be a slip of the other.
 _NEAR: Final = 0.8
-_BARE_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 class ChosenExtension(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,11 +89,6 @@ def wanted_extensions(extensions: Extensions, requirements: list[str]) -> list[W
 
 
 def _name_and_specifier(text: str) -> tuple[str, str]:
-    bare = _BARE_NAME.fullmatch(text.strip())
-    if bare is not None:
-        return text.strip(), ""
-    from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415 (a bare name needs no parser)
-
     try:
         requirement = Requirement(text)
     except InvalidRequirement as error:

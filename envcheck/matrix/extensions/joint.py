@@ -4,6 +4,9 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
 from envcheck.matrix.extensions.file import Extension, ExtensionRelease, Extensions
 from envcheck.matrix.extensions.fit import (
     INSTALLABLE,
@@ -14,9 +17,7 @@ from envcheck.matrix.extensions.fit import (
     CellOnHost,
     Fit,
     fit,
-    is_prerelease,
     meets,
-    newest_first,
     satisfiable,
 )
 from envcheck.matrix.facts.lookup import Device, Facts, glibc
@@ -52,10 +53,10 @@ class Rules:
         """Return the releases that meet the specifier, newest first; pre-releases where it names one, or all are."""
         at = (want.extension.name, want.specifier)
         if at not in self._releases:
-            versions = {release.version: release for release in want.extension.releases}
-            final = {version for version in versions if not is_prerelease(version)}
-            allowed = [v for v in versions if v in final or not final or is_prerelease(want.specifier.lstrip("=<>~!"))]
-            self._releases[at] = [versions[v] for v in newest_first(allowed) if meets(v, want.specifier)]
+            versions = {Version(release.version): release for release in want.extension.releases}
+            early = all(v.is_prerelease for v in versions) or SpecifierSet(want.specifier).prereleases
+            allowed = sorted((v for v in versions if early or not v.is_prerelease), reverse=True)
+            self._releases[at] = [versions[v] for v in allowed if meets(versions[v].version, want.specifier)]
         return self._releases[at]
 
     def fit(self, name: str, release: ExtensionRelease, place: CellOnHost, *, third_party: bool) -> Fit:
@@ -228,9 +229,8 @@ def every_choice(rules: Rules, answer: Resolution, requested: list[WantedExtensi
 
 
 def _age(rules: Rules, requested: list[WantedExtension], choice: Choice) -> tuple[int, list[int]]:
-    versions = [newest_first(release.version for release in rules.releases(want)) for want in requested]
     return choice.rank(rules), [
-        each.index(fit.release.version) for each, fit in zip(versions, choice.fits, strict=True)
+        rules.releases(want).index(fit.release) for want, fit in zip(requested, choice.fits, strict=True)
     ]
 
 
