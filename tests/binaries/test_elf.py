@@ -101,6 +101,14 @@ def test_code_that_is_registered_and_not_found_is_no_library_without_code() -> N
     assert complaint(library(MadeLibrary(registers=24, code=[(PTX, 90)]))) is None
 
 
+def test_a_library_whose_sections_hide_its_dynamic_table_is_not_read_as_one_that_needs_nothing() -> None:
+    hidden = WHOLE.replace(struct.pack("<II", len("\0.dynsym\0.dynstr\0"), 6), struct.pack("<II", 17, 1))
+    assert complaint(hidden) is None
+    table = struct.pack("<Q", len(hidden)).join([hidden[:32], hidden[40:56]]) + struct.pack("<H", 1) + hidden[58:]
+    segment = struct.pack("<I28xQ16x", 2, 64)  # PT_DYNAMIC
+    assert complaint(table + segment) == "its sections do not show the dynamic table that the loader reads"
+
+
 def test_names_that_overlap_cost_no_time() -> None:
     long = "x" * 60_000
     symbol = struct.pack("<IBBHQQ", 1, 0x12, 0, 0, 0, 0)

@@ -137,3 +137,13 @@ def test_the_command_holds_a_run_against_what_was_measured_and_what_was_not(tmp_
     assert (rows["require-disk-read"]["status"], rows["require-pcie-speed"]["status"]) == (ERROR, ERROR)
     assert "was not run" in rows["require-disk-read"]["summary"]
     assert "--only disk-read" in rows["require-disk-read"]["remedy"]
+
+
+def test_where_python_reads_no_toml_a_run_needs_none() -> None:
+    """As in an image with Python 3.10 and without tomli."""
+    code = "import sys; sys.modules.update(tomllib=None, tomli=None); from envcheck.cli import cli; cli()"
+    command = [sys.executable, "-c", code, "--quiet", "run", "--only", "open-files", "--redact"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (completed.returncode in {0, 1}, completed.stderr) == (True, "")
+    completed = subprocess.run([*command, "--requirements=hgx-h100"], capture_output=True, text=True, check=False)
+    assert "ConfigError: this image's Python 3.10 reads no TOML; run `envcheck run --image`" in completed.stderr

@@ -95,16 +95,37 @@ def test_files_that_cannot_be_written_change_no_exit_code(tmp_path: Path) -> Non
     assert f"{page}: No such file or directory" in completed.stderr
 
 
-def test_a_watcher_that_dies_is_said_and_the_command_goes_on(tmp_path: Path) -> None:
-    """The process that asks NVML finds a library that kills it."""
-    (tmp_path / "pynvml.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+def watched(tmp_path: Path, library: str) -> tuple[int, str]:
+    """Watch a command that ends with 5, with this library in the place of nvidia-ml-py."""
+    (tmp_path / "pynvml.py").write_text(library)
     code = "import runpy, sys\nfrom envcheck.node import collect\ncollect.find_library = lambda name, **_: name\n"
     code += "sys.argv = ['envcheck', *sys.argv[1:]]\nrunpy.run_module('envcheck', run_name='__main__')"
-    command = [sys.executable, "-c", code, "watch", "--interval", "0.1s", "--", "sh", "-c", "sleep 1; exit 5"]
+    command = [sys.executable, "-c", code, "watch", "--interval", "0.1s", "-o", str(tmp_path / "watch.json")]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command += ["--", "sh", "-c", "sleep 1; exit 5"]
     completed = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert completed.returncode == 5
-    assert "GPUs are not watched any more: their process ended" in completed.stderr
+    return completed.returncode, completed.stderr
+
+
+def test_a_watcher_that_dies_is_said_and_the_command_goes_on(tmp_path: Path) -> None:
+    code, errors = watched(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    assert (code, "GPUs are not watched any more: their process ended" in errors) == (5, True)
+
+
+LOST = """
+class NVMLError(Exception): pass
+def nvmlInit(): pass
+def nvmlDeviceGetCount(): return 2
+def nvmlDeviceGetHandleByIndex(number):
+    if number == 0: raise NVMLError("GPU is lost")
+    return number
+"""
+
+
+def test_a_lost_gpu_hides_no_other(tmp_path: Path) -> None:
+    code, errors = watched(tmp_path, LOST)
+    assert (code, "not watched" in errors) == (5, False), errors
+    assert {sample["index"] for sample in seen(tmp_path / "watch.json")["gpus"]} == {1}
 
 
 def simulated(output: Path, *options: str) -> dict[str, Any]:

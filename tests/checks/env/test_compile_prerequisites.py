@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from envcheck.checks import Rank
-from envcheck.checks.env import compile_prerequisites
+from envcheck.checks.env import compile_prerequisites, compiled
 from tests.tables import each
 
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")
@@ -68,6 +68,18 @@ def test_each_is_missed_by_itself(
         assert missing() == name
     if gone:
         (machine / "gone").rename(machine / gone)
+
+
+@each("kind, variable, gone", [("cpu", "CXX", "g++"), ("cuda", "CC", "gcc")])
+def test_a_broken_compiler_that_a_variable_names_is_tried(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, kind: str, variable: str, gone: str
+) -> None:
+    torch = SimpleNamespace(compile=None, __version__="2.8.0")
+    (machine / "bin" / gone).unlink()
+    assert compiled._missing(torch, RANK, kind) == [f"{'C++' if kind == 'cpu' else 'C'} compiler"]  # noqa: SLF001
+    with monkeypatch.context() as patch:
+        patch.setenv(variable, str(machine / "nothing"))
+        assert compiled._missing(torch, RANK, kind) == []  # noqa: SLF001 (its failure is the finding)
 
 
 def test_variables_that_point_somewhere_are_followed(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

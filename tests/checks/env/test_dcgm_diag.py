@@ -6,6 +6,7 @@ facebookresearch/gcm#38; severities and error numbers: docs.nvidia.com, DCGM dia
 """
 
 import json
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,8 @@ def dcgmi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
         (four(test("memory", "Fail", "Pass", "Pass")), 226, FAIL, ["memory: fail"]),
         (three(OLD, LISTED), 1, FAIL, ["GPU 1, PCIe: x"]),
         (four(test("software", "Fail", "Pass", "Fail", warnings=PERSISTENCE)), 226, WARN, ["Persistence mode"]),
+        # A mild warning beside one that gives no severity.
+        (four(test("x", "Fail", "Pass", "Fail", warnings=[*PERSISTENCE, {"warning": "odd"}])), 226, FAIL, ["odd"]),
         (four(test("pcie", "Warn", "Pass", "Warn", warnings=["slow"])), 0, WARN, ["GPU 1, pcie: slow"]),
         (four(test("memory", "Pass", "Pass", "Pass", warnings=REMAP)), 0, WARN, ["remapped"]),
         *(
@@ -180,6 +183,19 @@ def test_one_that_hangs_is_interrupted_and_undecided(
     assert time.monotonic() - began < 30
     assert outcome.status == ERROR
     assert "did not end in time" in outcome.summary
+
+
+def test_what_a_program_writes_last_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends just when the time of one look at its pipes is over."""
+    communicate = subprocess.Popen.communicate
+
+    def late(process: subprocess.Popen[bytes], timeout: float) -> None:
+        monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
+        process.wait()
+        raise subprocess.TimeoutExpired(process.args, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", late)
+    assert subprocesses.run(["echo", "last"], 9.0).output == "last\n"
 
 
 def test_a_program_that_ignores_the_interrupt_is_killed(tmp_path: Path) -> None:

@@ -1,17 +1,22 @@
 """What a run of transformers' Trainer reports, judged: the truth passes, and each lie is caught by name."""
 
 import copy
+import importlib.metadata
+import importlib.util
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
-from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, Rank, View
 from envcheck.checks.env import trainer
+from envcheck.checks.support import process_group
 from tests.builders import Entry, group
 from tests.tables import each
 
@@ -94,6 +99,24 @@ def test_without_tensorboard_the_summary_says_that_nothing_was_logged(cpu: View)
     versions = {name: version for name, version in MEASURED["versions"].items() if name != "tensorboard"}
     outcome = trainer.judge(cpu, entries(versions=versions, events=None))
     assert (outcome.status, "tensorboard is not installed" in outcome.summary) == (PASS, True)
+
+
+def test_tensorboard_of_another_distribution_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tb-nightly brings the module, and there is no distribution `tensorboard`."""
+
+    def version(name: str) -> str:
+        if name == "tensorboard":
+            raise importlib.metadata.PackageNotFoundError
+        return "1"
+
+    monkeypatch.setitem(sys.modules, "torch", MagicMock())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(trainer, "_train", lambda *_: None)
+    monkeypatch.setattr(process_group, "standing", lambda *_: {})
+    monkeypatch.setattr(process_group, "device_of", lambda _: SimpleNamespace(type="cpu"))
+    measured = trainer.measure(Rank(0, 1, 0, "cpu", "gloo", ""))
+    assert (measured["versions"], "raised" in measured) == ({"transformers": "1", "accelerate": "1"}, False)
 
 
 @each("computed, status", [("float32", PASS), ("bfloat16", FAIL)])

@@ -115,12 +115,14 @@ def test_layers_have_bytes_whatever_units_an_engine_prints(program: Program) -> 
 
 @each("engine", BOTH)
 def test_a_container_is_asked_for_as_documented(program: Program, tmp_path: Path, engine: ContainerEngine) -> None:
-    mounts = [BindMount(tmp_path, "/in"), BindMount(tmp_path, "/out", read_only=False)]
+    comma = tmp_path / "a,b"  # the value is a line of CSV
+    mounts = [BindMount(tmp_path, "/in"), BindMount(tmp_path, "/out", read_only=False), BindMount(comma, "/c")]
     Engine(engine).run_container("i:1", argv=["sh", "-c", "x"], mounts=mounts, shm_size="8g", user="1:2").close()
     create = program.asked("create")[-1]
     assert create[-4:] == ["--entrypoint=sh", "i:1", "-c", "x"]
     assert f"--mount=type=bind,source={tmp_path},target=/in,ro=true" in create
     assert f"--mount=type=bind,source={tmp_path},target=/out,ro=false" in create
+    assert f'--mount=type=bind,"source={comma}",target=/c,ro=true' in create
     assert {"--interactive", "--pull=never", "--shm-size=8g", "--user=1:2", f"--label={OWNER}={owner()}"} < set(create)
     assert not [word for word in create if "gpu" in word]
     assert ["rm", "--force", "c0ffee"] in program.asked("rm")

@@ -27,7 +27,7 @@ Want = Callable[..., WantedFile]
 MIB = 1 << 20
 VICTIM = b"precious\n" * 1000
 ROOT = Path(__file__).parents[3]
-# What the command does, with a limit or as a user that is not root; everything is imported before rights are given up.
+# What the command does, with a limit.
 FETCH = """
 import os, resource, sys
 from pathlib import Path
@@ -39,8 +39,6 @@ how, url, sha256, path, *size = sys.argv[1:]
 means = TransferOptions(Client())
 if how == "limit":
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, 4 << 20))
-if how == "nobody" and os.geteuid() == 0:
-    os.setuid(65534)
 try:
     fetch(WantedFile((url,), sha256, int(size[0]) if size else None, Path(path)), means)
 except (EnvcheckError, OSError) as error:
@@ -146,6 +144,20 @@ def test_a_journal_is_no_proof(
     assert want.path.read_bytes() == content
 
 
+def test_pieces_are_kept_where_the_whole_file_does_not_come(
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
+) -> None:
+    """The only server there forgot of ranges, and has the file no longer when it is asked for all of it."""
+    want = wanted_file(serve(ranges=False, gone_after=1))
+    want.path.parent.mkdir()
+    part = disk.part_path(want)
+    part.write_bytes(content)
+    disk.write_journal(part, disk.Journal(want.sha256, SIZE, MIB, set(range(5))))
+    with pytest.raises(UnavailableError):
+        fetch(want, dataclasses.replace(means, connections=1))
+    assert fetch(dataclasses.replace(want, urls=(serve().url,)), means).found == 5 * MIB
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.binary(max_size=200)
@@ -183,6 +195,19 @@ def test_a_planted_name_is_replaced_and_not_followed(
     fetch(want, means)
     assert (want.path.read_bytes(), want.path.is_symlink()) == (content, False)
     assert (victim.read_bytes(), victim.stat().st_mode & 0o777) == (VICTIM, 0o640)
+
+
+def test_a_local_file_that_may_not_be_read_is_passed_over(
+    serve: Serve, wanted_file: Want, monkeypatch: pytest.MonkeyPatch, content: bytes, tmp_path: Path
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    (tmp_path / "other.bin").write_bytes(content)
+    want = dataclasses.replace(wanted_file(serve()), local=(tmp_path / "other.bin",))
+    for place, name in ((os, "link"), (os, "open"), (Path, "open")):
+        monkeypatch.setattr(place, name, refuse)
+    assert disk.take_local_copy(want, disk.part_path(want)) is None
 
 
 @pytest.mark.parametrize("owner", ["ours", "another"])

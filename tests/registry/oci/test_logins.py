@@ -23,6 +23,7 @@ from tests.tables import each
 CANARY = "CANARY-7f3a"
 ENCODED = base64.b64encode(f"me:{CANARY}".encode()).decode()
 BASIC = f"Basic {ENCODED}"
+HUB = "https://index.docker.io/v1/"
 
 
 @pytest.fixture
@@ -57,13 +58,15 @@ def header(environ: dict[str, str], name: str = "registry.example/team/torch") -
         ("https://registry.example/v1/", "registry.example/torch"),
         ("https://registry.example", "registry.example/torch"),
         ("registry.example/team", "registry.example/team/torch"),
-        ("https://index.docker.io/v1/", "torch"),
+        (HUB, "torch"),
         ("docker.io", "team/torch"),
         ("127.0.0.1:5000", "127.0.0.1:5000/torch"),
     ],
 )
 def test_a_login_is_found_under_the_names_that_clients_write(home: Path, key: str, name: str) -> None:
     assert header(log_in(home, auths={key: {"auth": ENCODED}}), name) == BASIC
+    padded = base64.b64encode(f"me:{CANARY}\0\0".encode()).decode()  # as old clients of docker pad it
+    assert header(log_in(home, auths={key: {"auth": padded}}), name) == BASIC
 
 
 def test_the_login_of_the_nearest_part_of_a_registry_counts(home: Path) -> None:
@@ -120,15 +123,22 @@ def test_a_helper_is_asked_for_its_registry(home: Path, monkeypatch: pytest.Monk
     assert message.read_text() == "get registry.example\n"
     if key == "credsStore":
         assert header(environ, "torch") == BASIC
-        assert message.read_text() == "get https://index.docker.io/v1/\n"
+        assert message.read_text() == f"get {HUB}\n"
     else:
         assert header(environ, "other.example/torch") is None
+        for part, name in (("registry.example/team", "registry.example/team/torch"), (HUB, "torch")):
+            assert header(log_in(home, credHelpers={part: "test"}), name) == BASIC
 
 
 def test_a_store_without_the_login_leaves_it_to_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helper(home, monkeypatch, "echo 'credentials not found in native keychain'; exit 1")
     assert header(log_in(home, credsStore="test", auths={"registry.example": {"auth": ENCODED}})) == BASIC
     assert header(log_in(home, credsStore="test", auths={"registry.example": {}})) is None
+
+
+def test_a_path_is_no_name_of_a_helper(home: Path) -> None:
+    with pytest.raises(EnvcheckError, match=r"config\.json: '\.\./evil' is no name of a helper"):
+        header(log_in(home, credsStore="../evil"))
 
 
 def test_a_helper_that_fails_is_named_without_what_it_says(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

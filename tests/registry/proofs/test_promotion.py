@@ -1,7 +1,8 @@
 """An alias names what was promoted last by an allowed key; a tag that names anything else is not believed."""
 
 import datetime as dt
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -100,6 +101,20 @@ def test_what_was_signed_as_a_promotion_is_read_and_nothing_else(
     ):
         assert broken != payload
         assert word(sign(broken, promotions.PAYLOAD_TYPE, key)) == "unknown-format"
+
+
+def test_an_unreadable_signed_promotion_does_not_let_an_older_one_count(
+    key: PrivateKey, other_key: PrivateKey, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = msgspec.json.encode(promotion(A, alias=f"registry.example/torch:{ALIAS}"))
+    newer = older.replace(b"promotion/1", b"promotion/2")
+    repository: Any = SimpleNamespace(tags=list, reference=SimpleNamespace(name="registry.example/torch"))
+    for by, told in ((other_key, ""), (key, "a signed promotion cannot be read, and may be the newest")):
+        envelopes = [sign(older, promotions.PAYLOAD_TYPE, key), sign(newer, promotions.PAYLOAD_TYPE, by)]
+        monkeypatch.setattr(promotions, "attached_promotions", lambda *_, kept=envelopes: (kept, []))
+        refused = promotions.promoted(repository, ALIAS, A, ProofTerms(policy, None, NOW, load()))
+        assert (refused.detail if refused else "").startswith(told)
+        assert bool(refused) == bool(told)
 
 
 @given(content=st.binary(max_size=500))
