@@ -28,7 +28,7 @@ COMMANDS: Final = {name: line for section in SECTIONS.values() for name, line in
 _HOST_ONLY: Final = {"cryptography", "docker", "jinja2", "urllib3", "uv"}
 _MODULES: Final = {
     **{name: f"commands.{name}" for name in COMMANDS},
-    **{name: f"registry.{name}" for name in ("publish", "proof", "pull", "promote")},
+    **{name: f"commands.share:{name}" for name in ("publish", "proof", "pull", "promote")},
 }
 
 

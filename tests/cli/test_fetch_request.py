@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.cli import Settings
-from envcheck.cli.sources.downloads import locked_cells
+from envcheck.cli.sources import locked_cells
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.images.lockfile import read_locks

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from msgspec import structs
 
 from envcheck.cli import cli
-from envcheck.cli.registry import access
+from envcheck.cli.commands import share
 from envcheck.errors import EnvcheckError
 from envcheck.registry.documents import StoredManifest
 from envcheck.registry.evidence import RemoteImage
@@ -28,7 +28,7 @@ from tests import proofs
 from tests.registry.oci.fakes import opened, push_image
 
 _NUMBERS = itertools.count()
-_TERMS = access.terms
+_TERMS = share.terms
 NOW = dt.datetime.now(dt.timezone.utc)
 
 
@@ -131,7 +131,7 @@ class Site:
             made = _TERMS(*given)
             return structs.replace(made, now=made.now + dt.timedelta(seconds=seconds))
 
-        monkeypatch.setattr(access, "terms", terms)
+        monkeypatch.setattr(share, "terms", terms)
 
 
 def _iso(moment: dt.datetime, before: int = 0) -> str:

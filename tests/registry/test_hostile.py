@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from envcheck.cli.registry.pull import local_tag
+from envcheck.cli.commands.share import local_tag
 from envcheck.registry import repository as repositories
 from envcheck.registry.attachments import attach
 from envcheck.registry.choosing import ChosenImage

@@ -23,7 +23,7 @@ from envcheck.cli import Settings
 from envcheck.cli.build.cell_to_build import kept_locks, shared_locks, spec_to_build
 from envcheck.cli.build.request import BuildRequest
 from envcheck.cli.options import architecture
-from envcheck.cli.sources.store import disk_errors, open_store, transfer_options
+from envcheck.cli.sources import disk_errors, open_store, transfer_options
 from envcheck.counting import counted
 from envcheck.data import state_path
 from envcheck.errors import ConfigError

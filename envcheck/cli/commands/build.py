@@ -17,8 +17,7 @@ from envcheck.cli.build.on_top import details, listeners, locked_specs, requeste
 from envcheck.cli.build.request import BuildOptions, BuildRequest
 from envcheck.cli.commands.resolve import active_python, fill
 from envcheck.cli.options import architecture, command_with
-from envcheck.cli.sources.downloads import profile_for
-from envcheck.cli.sources.store import prefetched_wheels
+from envcheck.cli.sources import prefetched_wheels, profile_for
 from envcheck.counting import counted
 from envcheck.data import state_path
 from envcheck.errors import ConfigError, NothingLegalError

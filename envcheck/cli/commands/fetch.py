@@ -17,8 +17,7 @@ import click
 from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, command_with, complete_cells
 from envcheck.cli.shared.process import status_of, stopping
-from envcheck.cli.sources.downloads import CellLocks, locked_cells, locked_packages, profile_for
-from envcheck.cli.sources.store import format_bytes, progress_bar
+from envcheck.cli.sources import CellLocks, format_bytes, locked_cells, locked_packages, profile_for, progress_bar
 from envcheck.counting import counted
 from envcheck.errors import ConfigError, EnvcheckError
 from envcheck.images.lockfile import parse_requirements

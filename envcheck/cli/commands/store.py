@@ -20,7 +20,7 @@ from envcheck.cli.options import (
     command_with,
     complete_cells,
 )
-from envcheck.cli.sources.store import disk_errors, format_bytes, open_store, transfer_options
+from envcheck.cli.sources import disk_errors, format_bytes, open_store, transfer_options
 from envcheck.counting import counted
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, PromiseError, UnavailableError

@@ -12,7 +12,7 @@ import msgspec
 
 from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_FILE, Argument, FiniteRange, Option, command_with, complete_cells
-from envcheck.cli.sources.downloads import locked_cells, locked_packages
+from envcheck.cli.sources import locked_cells, locked_packages
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.images.lockfile import parse_requirements

@@ -106,6 +106,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     console(highlight=False).print(table)
 
 
+def print_json(document: Any) -> None:
+    """Print a document; bytes and times in it as msgspec writes them."""
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(document)))
+
+
 def say(text: str) -> None:
     """Print an error's line on standard error; the command goes on."""
     click.echo(f"envcheck: {last_line(text)}", err=True)

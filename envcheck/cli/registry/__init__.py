@@ -1,1 +1,0 @@
-"""The commands that publish proofs beside images, and pull by them."""

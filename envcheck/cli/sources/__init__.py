@@ -1,1 +1,0 @@
-"""Choose the mirrors that a command reads from, and show its downloads."""
