@@ -1,7 +1,6 @@
 """The files that ship with envcheck, in the checkout or the wheel's `_data`: where they are, and templates filled."""
 
 import functools
-import json
 import os
 import shlex
 from collections.abc import Mapping
@@ -49,6 +48,8 @@ def rendered(template: str, context: Mapping[str, Any]) -> str:
 
 @functools.lru_cache
 def _environment() -> Any:
+    import json  # noqa: PLC0415 (a question that fills no template needs none)
+
     import jinja2  # noqa: PLC0415 (the envcheck of an image comes without it)
 
     # A Dockerfile is no HTML: escaping would break it.
@@ -57,12 +58,8 @@ def _environment() -> Any:
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters["json"] = _quoted
+    # A Dockerfile word, or a list of them, in double quotes, nothing in it expanded.
+    environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False).replace("$", "\\$")
     environment.filters["shell"] = shlex.quote
     environment.filters["yaml"] = json.dumps  # a JSON string is a YAML one, and ASCII alone
     return environment
-
-
-def _quoted(value: str | list[str]) -> str:
-    """Return a Dockerfile word, or a list of them, in double quotes, nothing in it expanded."""
-    return json.dumps(value, ensure_ascii=False).replace("$", "\\$")

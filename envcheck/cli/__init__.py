@@ -1,11 +1,9 @@
 """The command line: one file a command, imported only when that command runs."""
 
 import importlib
-import json
 import os
 import signal
 import sys
-import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import click
+import msgspec
 
 from envcheck import __version__
 from envcheck.cli.shared import process
@@ -20,7 +19,7 @@ from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
 from envcheck.mirrors.net.waits import announced
 
 # The commands in the sections of --help, and those of each group with their modules and its help.
-_TABLE: Final = json.loads(Path(__file__).with_name("commands.json").read_text(encoding="utf-8"))
+_TABLE: Final = msgspec.json.decode(Path(__file__).with_name("commands.json").read_bytes())
 SECTIONS: Final[dict[str, dict[str, str]]] = _TABLE["sections"]
 COMMANDS: Final = {name: line for section in SECTIONS.values() for name, line in section.items()}
 
@@ -204,6 +203,8 @@ def _unexpected(error: Exception) -> tuple[str, int]:
 
 def _hidden_module() -> tuple[str, str] | None:
     """Return a module of Python's library that a file elsewhere hides (random.py in this directory), and the file."""
+    import sysconfig  # here, as no other start needs it
+
     own = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
     for name in sorted(sys.stdlib_module_names & set(sys.modules)):
         file = getattr(sys.modules[name], "__file__", None)

@@ -5,8 +5,6 @@ and for each lock group a directory that says where its files come from. A RUN m
 change repeats only the steps that depend on it. A netrc is not in the directory at all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

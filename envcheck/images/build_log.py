@@ -1,7 +1,5 @@
 """Why a build failed, read off its log: the step, its last words, the likely cause and what to do about it."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """images/: what is written there, what is compared, what does not belong."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 A format is a function and its row in `FORMATS`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

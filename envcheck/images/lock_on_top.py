@@ -1,7 +1,5 @@
 """Locks of what comes on top of a cell: a target's packages, and a user's own. Nothing of the cell moves."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Ask uv what a cell's packages are: the one place where a lock meets an index."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

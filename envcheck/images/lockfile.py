@@ -1,7 +1,5 @@
 """What a lock is, as data."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """What a build is identified by: equal keys mean equal content, whichever mirror the bytes came through."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence

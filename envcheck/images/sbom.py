@@ -1,7 +1,5 @@
 """An image's bill of materials (CycloneDX), from its locks; licences are what the packages' own metadata states."""
 
-from __future__ import annotations
-
 import datetime as dt
 import email.message
 import email.parser

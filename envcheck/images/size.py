@@ -1,7 +1,5 @@
 """Where an image's bytes are: its layers, as the engine counts them, and its largest Python packages."""
 
-from __future__ import annotations
-
 from typing import Final, Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """A wheel that was compiled here: its label, and whether it is what it was compiled to be."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import tempfile

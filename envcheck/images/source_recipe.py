@@ -3,8 +3,6 @@
 The sdist is found on the profile's indexes and pinned; nothing of it runs here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What an image or environment is to be: cell, target, base, locks and promises, as data."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase

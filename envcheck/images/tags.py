@@ -1,7 +1,5 @@
 """The names of an image: the full tag, which its labels must deserve, and aliases that only move forward."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Final

@@ -1,7 +1,5 @@
 """What each target adds to a cell's torch environment: distribution packages, Python packages, and its command."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final, NamedTuple
 

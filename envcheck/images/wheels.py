@@ -1,7 +1,5 @@
 """The files that locks name: which this machine and the mirrors have, and how they come into the store."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """The cell that `envcheck build` builds: the one that is named, or the best published one for this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 On top are native extensions in the release that fits, compiled or fetched where the index has no wheel, and packages.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

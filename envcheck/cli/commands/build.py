@@ -1,7 +1,5 @@
 """`envcheck build`: its steps, its plans and what it prints of what was built."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`envcheck demo`: the main job for this machine, end to end."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from dataclasses import dataclass

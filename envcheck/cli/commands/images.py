@@ -1,7 +1,5 @@
 """`envcheck images`: list the published cells and write them in other programs' formats; bills of materials; sizes."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import os

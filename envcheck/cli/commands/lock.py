@@ -1,7 +1,5 @@
 """`envcheck lock`."""
 
-from __future__ import annotations
-
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`envcheck render`."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`envcheck resolve`: what can run on this machine, or on the one described; the answer first, then why. 80 columns."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -15,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple, get_arg
 import click
 import msgspec
 
+from envcheck.cli import Settings
 from envcheck.cli.options import ARCHS, FILE, Option, command_with
 from envcheck.cli.shared.process import print_table
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.matrix.facts.lookup import Facts, find_gpu
-from envcheck.matrix.facts.model import PYTORCH, HostArch
+from envcheck.matrix.facts.model import PYTORCH, HostArch, Matrix
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.query import normalized, requested_devices, with_whole_driver
 from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
@@ -27,9 +26,7 @@ from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile
 
 if TYPE_CHECKING:
-    from envcheck.cli import Settings
     from envcheck.matrix.extensions.answer import ChosenExtension, ExtensionResolution
-    from envcheck.matrix.facts.model import Matrix
     from envcheck.node.snapshot import Snapshot
 
 _VERSION: Final = re.compile(r"^version(?:_info)?\s*=\s*(3\.\d+)", re.MULTILINE)
@@ -148,7 +145,7 @@ def _profile(name: str) -> Profile:
 
 def _with_extensions(
     options: ResolveOptions, matrix: Matrix, plain: Resolution, notes: list[str]
-) -> ExtensionResolution:
+) -> "ExtensionResolution":
     from envcheck.matrix.extensions import file
     from envcheck.matrix.extensions.answer import resolve_with, wanted_extensions
 
@@ -176,7 +173,7 @@ class FilledQuery(NamedTuple):
     notes: list[str]
 
 
-def fill(matrix: Matrix, query: Query, snapshot: Snapshot, python: str) -> FilledQuery:
+def fill(matrix: Matrix, query: Query, snapshot: "Snapshot", python: str) -> FilledQuery:
     """Return `wanted` with every free axis of the machine and the Python read off this node.
 
     Without an NVIDIA GPU that is the cpu variant, unless another variant was asked for. Raises UnavailableError for
@@ -194,7 +191,7 @@ def fill(matrix: Matrix, query: Query, snapshot: Snapshot, python: str) -> Fille
     return FilledQuery(query, read, notes)
 
 
-def _machine(matrix: Matrix, query: Query, snapshot: Snapshot, read: dict[str, str], notes: list[str]) -> Query:
+def _machine(matrix: Matrix, query: Query, snapshot: "Snapshot", read: dict[str, str], notes: list[str]) -> Query:
     driver = snapshot.signal("driver.version")
     if not snapshot.gpus:
         why = driver.reason or f"driver {driver.value} is loaded, but NVML lists no GPU"
@@ -213,7 +210,7 @@ def _machine(matrix: Matrix, query: Query, snapshot: Snapshot, read: dict[str, s
     return query
 
 
-def _gpus(matrix: Matrix, query: Query, snapshot: Snapshot, read: dict[str, str]) -> Query:
+def _gpus(matrix: Matrix, query: Query, snapshot: "Snapshot", read: dict[str, str]) -> Query:
     names, capabilities = [], []
     for gpu in snapshot.gpus:
         name, capability = gpu.signal("name"), gpu.signal("compute_capability")
@@ -257,7 +254,7 @@ def _version_of(executable: Path) -> str | None:
 
 
 def show(
-    answer: Resolution, *, extended: ExtensionResolution | None = None, everything: bool = False, quiet: bool = False
+    answer: Resolution, *, extended: "ExtensionResolution | None" = None, everything: bool = False, quiet: bool = False
 ) -> None:
     """Print it; `everything` adds a table of every cell, `quiet` leaves only the answer itself.
 
@@ -359,7 +356,7 @@ def _table(answer: Resolution) -> None:
     _print_table("verdict", [*rows, *rejected])
 
 
-def _refused_table(answer: ExtensionResolution) -> None:
+def _refused_table(answer: "ExtensionResolution") -> None:
     rows = [(row.cell, "; ".join(f"{each.name}: {each.word}" for each in row.refused)) for row in answer.refused_cells]
     _print_table("first refusal of each extension", rows)
 
@@ -373,7 +370,7 @@ def _style(text: str, colour: str | None = None) -> str:
     return text if os.environ.get("NO_COLOR") else click.style(text, fg=colour, bold=True)
 
 
-def commands(answer: ExtensionResolution, arch_list: list[str]) -> list[str]:
+def commands(answer: "ExtensionResolution", arch_list: list[str]) -> list[str]:
     """Return the commands that install the answer, torch first; none of them can move torch.
 
     Wheels that are not on the Python index come without their dependencies; the last command installs those, with
@@ -388,17 +385,17 @@ def commands(answer: ExtensionResolution, arch_list: list[str]) -> list[str]:
     return [answer.pip, *alone, *last]
 
 
-def _is_from_git(each: ChosenExtension) -> bool:
+def _is_from_git(each: "ChosenExtension") -> bool:
     """Return whether a source is in git only: the index has another project of that name, or no such release."""
     return each.channel == "source" and (each.where or "").startswith("git+")
 
 
-def _torch(answer: ExtensionResolution) -> str:
+def _torch(answer: "ExtensionResolution") -> str:
     variant = answer.index.rpartition("/")[2]
     return f"{answer.install[0]}+{variant}" if variant and answer.arch == "x86_64" else answer.install[0]
 
 
-def _alone(each: ChosenExtension, arch_list: list[str], torch: str) -> Iterator[str]:
+def _alone(each: "ChosenExtension", arch_list: list[str], torch: str) -> Iterator[str]:
     from envcheck.matrix.extensions.fit import SOURCE_ONLY  # most questions have no extension
 
     name = f"{each.name}=={each.version}"
@@ -412,7 +409,7 @@ def _alone(each: ChosenExtension, arch_list: list[str], torch: str) -> Iterator[
         yield _from_project(each, name)
 
 
-def _from_project(each: ChosenExtension, name: str) -> str:
+def _from_project(each: "ChosenExtension", name: str) -> str:
     if each.where and each.file and each.where.endswith("/"):
         return f"pip install --no-deps {shlex.quote(each.where + each.file.replace('+', '%2B'))}"
     if each.where and each.channel == "project":
@@ -420,12 +417,12 @@ def _from_project(each: ChosenExtension, name: str) -> str:
     return f"# take the wheel of {name} for this torch, CUDA and Python from {each.where}"
 
 
-def lines(answer: ExtensionResolution) -> list[str]:
+def lines(answer: "ExtensionResolution") -> list[str]:
     """Return a paragraph for each extension: release, wheel, where it is from, and how it binds."""
     return [_line(each) for each in answer.extensions]
 
 
-def _line(each: ChosenExtension) -> str:
+def _line(each: "ChosenExtension") -> str:
     from envcheck.matrix.extensions.fit import JIT, SOURCE_ONLY
 
     source = {"pypi": "the Python index", "pytorch": "the PyTorch index", "source": "its source"}.get(each.channel)

@@ -1,7 +1,5 @@
 """What an image stands on: the registry's base where it answers, else one bootstrapped from the apt mirror."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """From a spec to a proven, tagged image: base, context, plan, build, read back, tag."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re

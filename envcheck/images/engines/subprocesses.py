@@ -1,7 +1,5 @@
 """The one door to the programs that build: docker, podman, uv, mmdebstrap."""
 
-from __future__ import annotations
-
 import os
 import selectors
 import shutil

@@ -1,7 +1,5 @@
 """The way without an engine: the same lock, mirror and promises, as a virtual environment of this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

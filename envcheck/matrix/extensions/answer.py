@@ -1,7 +1,5 @@
 """Answer `resolve --with`: one cell, a release of every extension, how each binds, and what else could be done."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Final

@@ -15,7 +15,7 @@ from envcheck.errors import ConfigError
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.facts.model import Dotted, Fact, HostArch, Matrix, MatrixRow, Variant, key
 from envcheck.matrix.file.lint import Problem, sources, text
-from envcheck.matrix.file.load import refuse_duplicates, typed
+from envcheck.matrix.file.load import cached, refuse_duplicates, typed
 from envcheck.safe_files import read_whole
 
 HEADER: Final = """\
@@ -136,7 +136,7 @@ def load(path: Path | None = None) -> Extensions:
     except OSError as error:
         message = f"{name}: {error.strerror or 'cannot be read'}"
         raise ConfigError(message, fix="give a readable file with --extensions") from error
-    return loads(raw, name) if path is None else _own(raw, name)
+    return cached(raw, Extensions, [__file__], lambda: loads(raw, name)) if path is None else _own(raw, name)
 
 
 def _own(raw: bytes, name: str) -> Extensions:

@@ -1,7 +1,5 @@
 """The typed form of matrix.yaml. Versions are strings, with their sort keys; a row of facts names its sources."""
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import Annotated, Final, Literal
@@ -196,7 +194,7 @@ class Cell(MatrixRow, frozen=True, kw_only=True):
         return f"torch{self.torch}-{self.variant}-py{self.python.replace('.', '')}"
 
     @staticmethod
-    def parse(name: str) -> Cell | None:
+    def parse(name: str) -> "Cell | None":
         """Return the cell called `name`, or None when `name` is not a cell name."""
         axes = _CELL.match(name)
         if axes is None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import re
-from collections.abc import Iterable
+from _blake2 import blake2b  # hashlib loads OpenSSL first, which takes 3 ms of the start
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -45,30 +45,34 @@ def load(path: Path | None = None) -> Matrix:
     except OSError as error:
         message = f"{name}: {error.strerror or 'cannot be read'}"
         raise ConfigError(message, fix="give a readable file with --matrix") from error
-    return _cached(raw, name)
+    return cached(raw, Matrix, [model.__file__], lambda: loads(raw, name))
 
 
-def _cached(raw: bytes, name: str) -> Matrix:
-    """Return the matrix of `raw`, read once: without its YAML, which takes as long as the rest of a command's start.
+def cached(raw: bytes, row: type[_Row], readers: Iterable[str], read: Callable[[], _Row]) -> _Row:
+    """Return what `read` makes of `raw`, read once: without its YAML, which takes longer than the rest of a command.
 
-    It is kept in $XDG_CACHE_HOME/envcheck by the digest of the text and of what reads it, after its own digest.
+    $XDG_CACHE_HOME/envcheck keeps it by the digest of the text and of the files that read it, after its own digest.
     """
-    readers = [Path(file).read_bytes() for file in (model.__file__, __file__)]
-    digest = hashlib.sha256(b"".join([msgspec.__version__.encode(), *readers, raw])).hexdigest()
+    parts = [msgspec.__version__.encode(), *(Path(file).read_bytes() for file in (*readers, __file__)), raw]
+    digest = _digest(b"".join(parts)).hex()
     try:
-        path = xdg("XDG_CACHE_HOME", ".cache") / "envcheck" / f"matrix-{digest}.msgpack"
+        path = xdg("XDG_CACHE_HOME", ".cache") / "envcheck" / f"{row.__name__.lower()}-{digest}.msgpack"
     except RuntimeError:  # there is no home
-        return loads(raw, name)
+        return read()
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         entry = path.read_bytes()
-        if hashlib.sha256(entry[_DIGEST_BYTES:]).digest() == entry[:_DIGEST_BYTES]:
-            return msgspec.msgpack.decode(entry[_DIGEST_BYTES:], type=Matrix)
-    matrix = loads(raw, name)
-    kept = msgspec.msgpack.encode(matrix)
+        if _digest(entry[_DIGEST_BYTES:]) == entry[:_DIGEST_BYTES]:
+            return msgspec.msgpack.decode(entry[_DIGEST_BYTES:], type=row)
+    value = read()
+    kept = msgspec.msgpack.encode(value)
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        put(path, hashlib.sha256(kept).digest() + kept, 0o600, durable=False)
-    return matrix
+        put(path, _digest(kept) + kept, 0o600, durable=False)
+    return value
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
 def loads(raw: bytes, name: str = "matrix.yaml") -> Matrix:

@@ -1,7 +1,5 @@
 """Decide what can run: resolve a query to the best cell, the reasons, and the nearest legal alternatives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 
