@@ -86,6 +86,7 @@ contracts: setup
 drift: setup
 	$(BIN)/envcheck render --check
 	$(BIN)/envcheck matrix check
+	$(BIN)/python .ci/matrix/format.py --check
 
 docs: setup
 	$(BIN)/sphinx-build --quiet --fail-on-warning --fresh-env -c .ci/docs docs .envcheck/docs

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
+from canonical import canonical_extensions
 from packaging.tags import Tag
 from packaging.version import Version
 
 from envcheck.errors import ConfigError
-from envcheck.matrix.extensions.file import Extension, ExtensionRelease, Extensions, ExtensionWheel, canonical
+from envcheck.matrix.extensions.file import Extension, ExtensionRelease, Extensions, ExtensionWheel
 from envcheck.matrix.extensions.opened_wheel import LINUX, architecture, oldest_glibc, requirements
 from envcheck.matrix.facts.model import HostArch
 
@@ -84,7 +85,7 @@ def propose(extensions: Extensions, listed: Sequence[SeenRelease], source: str, 
         sources=extensions.sources | {source: text},
         extensions=[_with(row, added.get(row.name, [])) for row in extensions.extensions],
     )
-    return ExtensionProposal(canonical(changed), rows, left_out)
+    return ExtensionProposal(canonical_extensions(changed), rows, left_out)
 
 
 def _with(row: Extension, releases: list[ExtensionRelease]) -> Extension:

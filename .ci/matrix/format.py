@@ -1,28 +1,32 @@
-"""Write matrix.yaml and extensions.yaml in their canonical form: .venv/bin/python .ci/matrix/format.py."""
+"""Write matrix.yaml and extensions.yaml in their canonical form: .venv/bin/python .ci/matrix/format.py [--check].
+
+With --check nothing is written; exit 1 where a file has another form.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from canonical import dump, dump_extensions
+
 from envcheck import safe_files
 from envcheck.matrix.extensions import file as extension_file
-from envcheck.matrix.file.lint import dump
 from envcheck.matrix.file.load import load
 
 MATRIX = Path(__file__).parents[2] / "matrix.yaml"
 
 
-def main() -> None:
-    """Rewrite each file that is not in its form."""
-    for file, text in (
-        (MATRIX, dump(load(MATRIX))),
-        (extension_file.SHIPPED, extension_file.dump(extension_file.load())),
-    ):
-        if file.read_text() != text:
-            safe_files.replace(file, text.encode())
-            sys.stdout.write(f"{file.name}: rewritten\n")
+def main(*, check: bool) -> int:
+    """Rewrite, or name, each file that is not in its form; return the exit code."""
+    texts = {MATRIX: dump(load(MATRIX)), extension_file.SHIPPED: dump_extensions(extension_file.load())}
+    others = [file for file, text in texts.items() if file.read_text() != text]
+    for file in others:
+        if not check:
+            safe_files.replace(file, texts[file].encode())
+        sys.stdout.write(f"{file.name}: {'run .ci/matrix/format.py' if check else 'rewritten'}\n")
+    return int(check and bool(others))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main(check="--check" in sys.argv))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import extension_rows
 import torch_rows
+from canonical import dump, dump_extensions
 from extension_listing import read_newer_releases
 from torch_listing import read_torch_wheels
 
@@ -24,7 +25,7 @@ from envcheck.counting import counted
 from envcheck.errors import EnvcheckError
 from envcheck.matrix.extensions import file as extension_file
 from envcheck.matrix.facts.model import Matrix
-from envcheck.matrix.file.lint import dump, lint
+from envcheck.matrix.file.lint import lint
 from envcheck.matrix.file.load import load, loads
 from envcheck.mirrors.index import parse_file_name
 from envcheck.mirrors.net.client import hub_client
@@ -109,7 +110,7 @@ def refresh_extensions(file: Path, profile: Profile, summary: Path | None, *, wr
     ]
     proposal = extension_rows.propose(extensions, seen, f"refresh-{DAY}", text)
     if proposal.rows and write:
-        safe_files.replace(file, extension_file.dump(proposal.extensions).encode())
+        safe_files.replace(file, dump_extensions(proposal.extensions).encode())
     if summary is not None:
         safe_files.replace(summary, extension_rows.markdown(proposal, text).encode())
     rows = [f"{row.where}: {', '.join(row.tags)}" for row in proposal.rows]

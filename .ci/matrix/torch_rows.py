@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
+from canonical import canonical
 
 from envcheck.counting import counted
 from envcheck.matrix.facts.model import Build, HostArch, Matrix, TorchRelease, TorchVariant, key, python_key
-from envcheck.matrix.file.lint import Problem, canonical
+from envcheck.matrix.file.lint import Problem
 
 _ARCHS: Final[dict[str, HostArch]] = {"x86_64": "x86_64", "aarch64": "aarch64"}
 _CPU: Final = "cpu"

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from canonical import dump
 
-from envcheck.matrix.file.lint import dump, lint
+from envcheck.matrix.file.lint import lint
 from envcheck.matrix.file.load import load
 from tests.http_server import Answer, Request, Server, Servers
 

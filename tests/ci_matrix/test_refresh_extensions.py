@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from canonical import dump_extensions
 
-from envcheck.matrix.extensions.file import Extensions, dump, load, loads
+from envcheck.matrix.extensions.file import Extensions, load, loads
 from tests.http_server import Answer, Request, Server, Servers
 
 Run = Callable[..., tuple[int, str, str]]
@@ -67,7 +68,7 @@ def profile(tmp_path: Path, server: Server) -> str:
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     path = tmp_path / "extensions.yaml"
-    path.write_text(dump(loads(FACTS.encode())))
+    path.write_text(dump_extensions(loads(FACTS.encode())))
     return path
 
 
@@ -93,7 +94,7 @@ def test_a_newer_release_becomes_a_row_that_never_counts_as_fitting(
         ("x86_64", "2.28", None, None),
         ("aarch64", "2.31", None, None),
     ]
-    assert mine.read_text() == dump(extensions)
+    assert mine.read_text() == dump_extensions(extensions)
     assert f"{'b' * 64}  {FILES[2]}" in page.read_text()
     assert "0 rows added" in run(*args)[1]
 

@@ -1,5 +1,6 @@
 """What the indexes list and the matrix lacks becomes unverified rows; nothing is removed, and nothing is guessed."""
 
+from canonical import dump
 from torch_rows import (
     Proposal,
     RefreshSource,
@@ -10,7 +11,7 @@ from torch_rows import (
 )
 
 from envcheck.matrix.facts.model import Build, Matrix, TorchVariant
-from envcheck.matrix.file.lint import dump, lint
+from envcheck.matrix.file.lint import lint
 from envcheck.matrix.file.load import loads
 
 SOURCE = RefreshSource("refresh-2027-01-02", "the pages of a test", "2027-01-02")

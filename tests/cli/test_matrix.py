@@ -50,10 +50,3 @@ def test_check_finds_and_exits_1(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("--matrix", str(broken), "matrix", "check", "--json")
     assert code == 1
     assert json.loads(out)[0]["where"] == "CUDA 12.x"
-
-
-def test_check_names_the_first_line_of_another_form(run: Run, tmp_path: Path) -> None:
-    mine = tmp_path / "matrix.yaml"
-    mine.write_text(SHIPPED.read_text().replace("# Facts first", "# facts first"))
-    code, out, _ = run("--matrix", str(mine), "matrix", "check")
-    assert (code, "is not in its canonical form: write '# Facts first" in out) == (1, True)

@@ -17,13 +17,12 @@ from envcheck.cli import Settings
 from envcheck.cli.options import ARCHS, Argument, Option, command_with
 from envcheck.cli.shared.process import print_table
 from envcheck.counting import counted
-from envcheck.data import data_path
 from envcheck.errors import ConfigError, NothingLegalError, UnavailableError
 from envcheck.matrix.extensions import file as extension_file
 from envcheck.matrix.extensions.opened_wheel import OpenedWheel, extensions_file, without_foreign
 from envcheck.matrix.facts.lookup import all_gpus
 from envcheck.matrix.facts.model import Matrix, key
-from envcheck.matrix.file.lint import Problem, dump, lint
+from envcheck.matrix.file.lint import lint
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.query import Query, matching, normalized
 
@@ -159,7 +158,7 @@ class MatrixCheckOptions:
 
 @command_with(MatrixCheckOptions, short_help="Lint the facts.")
 def check(options: MatrixCheckOptions, settings: Settings) -> int:
-    """Lint the facts: sources, floors, orders, companions, bases and images, and the file's form.
+    """Lint the facts: sources, floors, orders, companions, bases and images.
 
     Exit status: 0 nothing found, 1 findings, 2 the file cannot be read.
 
@@ -168,13 +167,12 @@ def check(options: MatrixCheckOptions, settings: Settings) -> int:
     envcheck --matrix my.yaml matrix check
     """
     matrix = load(settings.matrix)
-    findings = [*lint(matrix), *_form(settings.matrix or data_path("matrix.yaml"), dump(matrix))]
+    findings = lint(matrix)
     sound = [counted(len(matrix.torch), "torch release"), counted(len(matrix.gpus), "GPU")]
     sound.append(f"{len(matrix.drivers)} driver branches")
     if settings.matrix is None:
         extensions = extension_file.load()
         findings += extension_file.lint(extensions, matrix)
-        findings += _form(extension_file.SHIPPED, extension_file.dump(extensions))
         releases = sum(len(row.releases) for row in extensions.extensions)
         sound.append(f"{counted(releases, 'release')} of {counted(len(extensions.extensions), 'extension')}")
     if options.as_json:
@@ -184,16 +182,6 @@ def check(options: MatrixCheckOptions, settings: Settings) -> int:
             click.echo(f"{where}: {problem}")
         click.echo(counted(len(findings), "finding") if findings else f"nothing wrong with {', '.join(sound)}")
     return 1 if findings else 0
-
-
-def _form(file: Path, canonical: str) -> list[Problem]:
-    """Find the first line that another order, quotes or comment would have."""
-    lines, expected = file.read_text().splitlines(), canonical.splitlines()
-    if lines == expected:
-        return []
-    at = next((at for at, pair in enumerate(zip(lines, expected, strict=False)) if pair[0] != pair[1]), len(expected))
-    line = expected[at].strip() if at < len(expected) else "nothing"
-    return [Problem(f"{file.name}:{at + 1}", f"is not in its canonical form: write {line!r} there")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +220,7 @@ def wheel(options: MatrixWheelOptions, _settings: Settings) -> None:
         }
         click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
     else:
-        click.echo(extension_file.dump(facts), nl=False)
+        click.echo(msgspec.yaml.encode(facts), nl=False)
     if unread:
         path, why = next(iter(sorted(unread.items())))
         message = f"{opened.name}: {len(unread)} of its libraries not read, first {path}: {why}"

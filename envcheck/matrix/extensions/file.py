@@ -1,4 +1,4 @@
-"""extensions.yaml: the releases of native extensions, what their wheels bind to; its types, how it is read and written.
+"""extensions.yaml: the releases of native extensions, what their wheels bind to; its types, and how it is read.
 
 Versions are strings. A row names its sources, as in matrix.yaml; what one weak source says is `verified: false`.
 """
@@ -13,18 +13,12 @@ from packaging.version import InvalidVersion, Version
 
 from envcheck.errors import ConfigError
 from envcheck.matrix.facts.lookup import Facts
-from envcheck.matrix.facts.model import Dotted, Fact, HostArch, Matrix, MatrixRow, Variant, key
-from envcheck.matrix.file.lint import Problem, sources, text
+from envcheck.matrix.facts.model import Dotted, Fact, HostArch, Matrix, MatrixRow, Variant
+from envcheck.matrix.file.lint import Problem, sources
 from envcheck.matrix.file.load import cached, refuse_duplicates, typed
 from envcheck.safe_files import read_whole
 
-HEADER: Final = """\
-# Native extensions: releases, their wheels, and what these bind to. Each row names its sources (keys of `sources`).
-# Versions are strings. `verified: false` and `code_verified: false` mark what one weak source says.
-# A wheel without `cuda` and `sass` was never opened: it never counts as fitting. `matrix check` checks this form.
-"""
 SHIPPED: Final = Path(__file__).with_name("extensions.yaml")
-_CHANNELS: Final = ("pypi", "pytorch", "project", "third-party")
 
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
@@ -158,48 +152,6 @@ def loads(raw: bytes, name: str = SHIPPED.name) -> Extensions:
     for at, row in enumerate(extensions.extensions):
         refuse_duplicates(document, f"$.extensions[{at}].releases", (release.version for release in row.releases))
     return extensions
-
-
-def canonical(extensions: Extensions) -> Extensions:
-    """Return the same facts in the order of the file: projects by name, releases and wheels oldest first."""
-    rows = sorted((_extension(row) for row in extensions.extensions), key=lambda row: row.name)
-    return msgspec.structs.replace(extensions, sources=dict(sorted(extensions.sources.items())), extensions=rows)
-
-
-def dump(extensions: Extensions) -> str:
-    """Return the text of extensions.yaml. Loading it gives `canonical(extensions)`."""
-    return text(canonical(extensions), HEADER)
-
-
-def _extension(row: Extension) -> Extension:
-    releases = sorted((_release(release) for release in row.releases), key=lambda each: Version(each.version))
-    return msgspec.structs.replace(row, releases=releases)
-
-
-def _release(release: ExtensionRelease) -> ExtensionRelease:
-    return msgspec.structs.replace(
-        release,
-        requires=dict(sorted(release.requires.items())),
-        wheels=sorted((_wheel(wheel) for wheel in release.wheels), key=_place),
-    )
-
-
-def _wheel(wheel: ExtensionWheel) -> ExtensionWheel:
-    return msgspec.structs.replace(
-        wheel,
-        tags=sorted(wheel.tags),
-        variants=sorted(wheel.variants),
-        torch=sorted(wheel.torch, key=key),
-        cxx11abi=sorted(wheel.cxx11abi),
-        cuda=None if wheel.cuda is None else sorted(wheel.cuda, key=key),
-        sass=None if wheel.sass is None else sorted(wheel.sass, key=key),
-        ptx=sorted(wheel.ptx, key=key),
-    )
-
-
-def _place(wheel: ExtensionWheel) -> tuple[object, ...]:
-    torches = [key(minor) for minor in wheel.torch]
-    return (_CHANNELS.index(wheel.channel), wheel.arch == "aarch64", wheel.cuda or [], torches, wheel.variants)
 
 
 def merged(shipped: Extensions, own: Extensions) -> Extensions:

@@ -1,21 +1,32 @@
-"""The file has one form, and the schema that editors use is the model's."""
+"""The files have one form, and the schema that editors use is the model's."""
 
 import random
 import re
 from pathlib import Path
 from typing import Any
 
+import format as script
 import msgspec
+import pytest
 import yaml
+from canonical import MATRIX_HEADER, canonical, dump, dump_extensions
 
 from envcheck.cli.commands.schema import schema
+from envcheck.matrix.extensions import file
 from envcheck.matrix.facts.model import Matrix
-from envcheck.matrix.file.lint import HEADER, canonical, dump
 from envcheck.matrix.file.load import loads
 
+SHIPPED = script.MATRIX
 
-def test_the_shipped_file_is_canonical_byte_for_byte(shipped: Path, matrix: Matrix) -> None:
-    assert dump(matrix).encode() == shipped.read_bytes()
+
+def test_the_shipped_files_are_canonical_byte_for_byte(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert script.main(check=True) == 0
+    other = tmp_path / "matrix.yaml"
+    other.write_text(script.MATRIX.read_text().replace("# Facts first", "# facts first"))
+    monkeypatch.setattr(script, "MATRIX", other)
+    assert script.main(check=True) == 1
+    assert script.main(check=False) == 0
+    assert other.read_bytes() == SHIPPED.read_bytes()
 
 
 def test_what_is_dumped_loads_again(matrix: Matrix) -> None:
@@ -29,6 +40,10 @@ def test_the_order_of_rows_is_not_the_writers(matrix: Matrix) -> None:
         torch=random.Random(2).sample(matrix.torch, len(matrix.torch)),  # noqa: S311
     )
     assert dump(mixed) == dump(matrix)
+    extensions = file.loads(file.SHIPPED.read_bytes())
+    rows = random.Random(1).sample(extensions.extensions, len(extensions.extensions))  # noqa: S311 (an order)
+    rows = [msgspec.structs.replace(row, releases=row.releases[::-1]) for row in rows]
+    assert dump_extensions(msgspec.structs.replace(extensions, extensions=rows)) == dump_extensions(extensions)
 
 
 def test_a_row_of_images_is_a_family_in_one_order(matrix: Matrix) -> None:
@@ -42,7 +57,7 @@ def test_a_row_of_images_is_a_family_in_one_order(matrix: Matrix) -> None:
     ]
 
 
-def test_every_version_is_quoted(shipped: Path) -> None:
+def test_every_version_is_quoted() -> None:
     def numbers(value: Any) -> list[Any]:
         if isinstance(value, dict):
             return [actual for item in value.values() for actual in numbers(item)]
@@ -50,13 +65,13 @@ def test_every_version_is_quoted(shipped: Path) -> None:
             return [actual for item in value for actual in numbers(item)]
         return [value] if isinstance(value, float) else []
 
-    assert numbers(yaml.safe_load(shipped.read_text())) == []
+    assert numbers(yaml.safe_load(SHIPPED.read_text())) == []
 
 
-def test_the_file_names_its_schema_and_that_is_the_models(shipped: Path) -> None:
-    named = re.match(r"# yaml-language-server: \$schema=(\S+)\n", HEADER)
+def test_the_file_names_its_schema_and_that_is_the_models() -> None:
+    named = re.match(r"# yaml-language-server: \$schema=(\S+)\n", MATRIX_HEADER)
     assert named is not None
-    assert (shipped.parent / named[1]).read_text() == schema("matrix")
+    assert (SHIPPED.parent / named[1]).read_text() == schema("matrix")
 
 
 def test_the_schema_refuses_unknown_keys_and_numbers_for_versions() -> None:
