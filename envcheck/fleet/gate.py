@@ -21,11 +21,11 @@ from envcheck.node.collect import collect
 from envcheck.node.host import kernel_module
 from envcheck.reports.model import RunReport, report_of, write
 from envcheck.runner.container import shown_gpus
-from envcheck.runner.execute import validate
+from envcheck.runner.execute import Run, boot_id, validate
 from envcheck.runner.local_python import Target
 from envcheck.runner.planning import discover, most_telling_first, plan, select
 from envcheck.runner.schema import OutcomeRow, VerdictStatus
-from envcheck.runner.state import Run, RunPlan, boot_id
+from envcheck.runner.worker_session import RunPlan
 
 SCHEMA: Final = "envcheck/gate/1"
 # What Slurm's `scontrol show node` and Kubernetes' termination message show in one line (contract of `fleet gate`).

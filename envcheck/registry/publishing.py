@@ -18,7 +18,6 @@ from envcheck.registry.evidence import PackedReport, RemoteImage, UnprovableErro
 from envcheck.registry.repository import Repository
 from envcheck.registry.statement import Covers, Level, MalformedError, Sha256, Statement, written
 from envcheck.reports.model import RunReport
-from envcheck.runner.outcomes import rounds
 from envcheck.runner.planning import discover
 from envcheck.signing import PrivateKey
 from envcheck.struct_types import LightRecord
@@ -91,7 +90,7 @@ def _refuse_unfinished(report: RunReport) -> None:
     if not report.ended or open_checks:
         message = f"the report is unfinished{f': {len(open_checks)} checks were not run' if open_checks else ''}"
         raise UnprovableError(message, fix=_AGAIN)
-    times = {rounds(outcomes[check.id]) for check in report.plan.checks}
+    times = {outcomes[check.id].rounds for check in report.plan.checks}
     if len(times) > 1 or min(times, default=1) < report.plan.repeat:
         message = f"the repeated run is unfinished: not every check was run {report.plan.repeat} times"
         raise UnprovableError(message, fix=_AGAIN)

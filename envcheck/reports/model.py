@@ -19,9 +19,10 @@ from envcheck.errors import ConfigError, UnavailableError
 from envcheck.node.collect import sound_facts
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner import judging, outcomes
+from envcheck.runner.execute import EarlierRun, Run
 from envcheck.runner.launcher import Place, place
 from envcheck.runner.local_python import Handle
-from envcheck.runner.outcomes import ATTEMPT, fields
+from envcheck.runner.outcomes import ATTEMPT, fields, plain
 from envcheck.runner.planning import CheckModule, discover
 from envcheck.runner.schema import (
     Attempt,
@@ -34,10 +35,9 @@ from envcheck.runner.schema import (
     TargetFacts,
     Timing,
     encodable,
-    plain,
 )
-from envcheck.runner.state import EarlierRun, Run, RunPlan
 from envcheck.runner.worker.fork_server import KEPT
+from envcheck.runner.worker_session import RunPlan
 
 SCHEMA: Final = "envcheck/report/1"
 _FIX: Final = "give the file that `envcheck run --output` of this version wrote"

@@ -18,10 +18,10 @@ from rich.text import Text
 from envcheck.counting import counted
 from envcheck.reports import phrases
 from envcheck.reports.model import RunReport, report_of, write
+from envcheck.runner.execute import Run
 from envcheck.runner.planning import expected_to_fit
 from envcheck.runner.requirements import Demand
 from envcheck.runner.schema import OutcomeRow, Plan, TargetFacts
-from envcheck.runner.state import Run
 
 WIDTH: Final = 80
 _STYLES: Final = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim", "error": "bold magenta"}

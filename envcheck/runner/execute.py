@@ -1,21 +1,239 @@
-"""A run: start the worker, read the node meanwhile, judge as measurements come, measure a lost performance twice."""
+"""A run: what is known of it, and how it goes on.
 
+It starts the worker, reads the node meanwhile, judges as measurements come, and measures a lost performance twice.
+"""
+
+import dataclasses
+import datetime as dt
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from msgspec import structs
 
+from envcheck.checks import View
+from envcheck.errors import ConfigError
+from envcheck.node.collect import sound
 from envcheck.node.snapshot import Snapshot
-from envcheck.runner import judging, requirements, worker_session
-from envcheck.runner.outcomes import outcome_row, to_do, unfinished
-from envcheck.runner.schema import OutcomeRow, Plan, PlannedCheck
-from envcheck.runner.state import Run, now
+from envcheck.runner import judging, worker_session
+from envcheck.runner.local_python import NodeGroup
+from envcheck.runner.outcomes import fold, outcome_row, unfinished
+from envcheck.runner.requirements import hold_demands
+from envcheck.runner.schema import Mode, OutcomeRow, Plan, PlannedCheck, RunVerdict, TargetFacts, Timing
+from envcheck.runner.worker_session import RunPlan
 
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+_FACTS: Final = ("python", "executable", "prefix", "torch", "cuda", "cudnn", "nccl", "start")
+_DRIVER: Final = ("driver.version", "driver.kernel")
 _PAUSE = 3.0
 _SAME: Final = "same-environment"
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlierRun:
+    """What a report says of a run that may be gone on with: its fields of the same names."""
+
+    tool: str
+    boot: str
+    started: str
+    ended: str
+    resumed: tuple[str, ...]
+    plan: Plan
+    target: TargetFacts
+    environment: dict[str, Any]
+    snapshot: Snapshot
+    outcomes: list[OutcomeRow]
+    timing: Timing | None
+
+
+def boot_id() -> str:
+    """Return the kernel's name for this boot; empty where it tells none."""
+    try:
+        return _BOOT.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def now() -> str:
+    """Return the time as a report has it."""
+    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+
+
+@dataclasses.dataclass
+class Run:
+    """What is known of a run so far.
+
+    `known` are the outcomes of earlier rounds, or of the run that this one goes on with (then `resumed` says when, and
+    `report` which file that was); `current` those of this round. `nodes` are the other nodes of a group.
+    """
+
+    asked: RunPlan
+    started: str = ""
+    ended: str = ""
+    snapshot: Snapshot = dataclasses.field(default_factory=Snapshot)
+    environment: dict[str, Any] = dataclasses.field(default_factory=dict)
+    promises: dict[str, str] = dataclasses.field(default_factory=dict)
+    known: dict[str, OutcomeRow] = dataclasses.field(default_factory=dict)
+    current: dict[str, OutcomeRow] = dataclasses.field(default_factory=dict)
+    boot: str = dataclasses.field(default_factory=boot_id)
+    resumed: list[str] = dataclasses.field(default_factory=list)
+    report: Path | None = None
+    nodes: NodeGroup | None = None
+    taken: float = 0.0
+    starting: float = 0.0
+    _since: float = dataclasses.field(default_factory=time.monotonic)
+    _before: float = 0.0
+    _shaped: tuple[Any, Any] = (None, None)
+
+    def go_on(self, earlier: EarlierRun, where: Path, tool: str) -> None:
+        """Take over what a run that was cut short came to. Raises ConfigError where this is not the same run."""
+        if earlier.ended:
+            message = f"the run in {where} is complete"
+            raise ConfigError(message, fix="leave --resume out to run again")
+        before, plan, target = earlier.plan, self.asked.plan, self.asked.target.facts
+        options = [name for name in plan.__struct_fields__ if name not in {"checks", "gpus"}]
+        found = _differences(
+            [
+                ("envcheck", earlier.tool, tool),
+                *((f"--{n.replace('_', '-')}", getattr(before, n), getattr(plan, n)) for n in options),
+                ("target", earlier.target.name, target.name),
+                ("image", earlier.target.image_id, target.image_id),
+            ]
+        )
+        both = [*before.checks, *plan.checks]
+        odd = {c.id for c in both if c not in before.checks or c not in plan.checks}
+        found += [f"the checks differ by {', '.join(sorted(odd))}"] if odd else []
+        if earlier.boot != (boot := boot_id()) or not boot:
+            found.append("the machine was rebooted since, or it is another machine")
+        _refuse(found, where)
+        self.known = {row.id: row for row in earlier.outcomes}
+        second = [i for i, row in self.known.items() if not plan.repeated and unfinished(row)]
+        self.current = {i: self.known.pop(i) for i in second}
+        self.environment, self.snapshot = dict(earlier.environment), earlier.snapshot
+        self.started, self.resumed, self.report = earlier.started, [*earlier.resumed, now()], where
+        if earlier.timing is not None:
+            self._before, self.starting = earlier.timing.taken, earlier.timing.starting
+
+    def begin(self) -> None:
+        """Start the clock."""
+        self.started, self._since = self.started or now(), time.monotonic()
+
+    def enter(self, facts: dict[str, Any], snapshot: Snapshot) -> None:
+        """Take the environment; what changed since it was known was not validated, and is no run to go on with."""
+        known, signal = self.environment, self.snapshot.signal
+        found = _differences(
+            [
+                *((name, known.get(name), facts.get(name)) for name in _FACTS),
+                ("GPUs", _devices(known), _devices(facts)),
+                *((name, signal(name).value, snapshot.signal(name).value) for name in _DRIVER),
+            ]
+        )
+        if known and self.report is not None:
+            _refuse(found, self.report)
+        if known and found:
+            self.current[_SAME] = OutcomeRow(
+                id=_SAME,
+                kind="env",
+                status="fail",
+                summary=f"the environment changed during the run: {'; '.join(found)}",
+                remedy="check the kernel log and other users of this node, then run again",
+                code="same-environment.changed",
+            )
+        self.report, self.environment, self.promises = None, facts, self.asked.target.promises(facts)
+
+    @property
+    def elapsed(self) -> float:
+        """Return the seconds since it began, less those in which it was not running."""
+        return self._before + time.monotonic() - self._since
+
+    @property
+    def number(self) -> int:
+        """Return which round this is, from 1."""
+        return 1 + min(_times(self.asked.plan, self.known).values())
+
+    @property
+    def done(self) -> int:
+        """Return how many checks of this round have come to something."""
+        number = self.number
+        return sum(i in self.current or times >= number for i, times in _times(self.asked.plan, self.known).items())
+
+    @property
+    def outcomes(self) -> dict[str, OutcomeRow]:
+        """Return what each check came to, over all rounds."""
+        if not self.asked.plan.repeated:
+            return {**self.known, **self.current}
+        over = {i: row for i, row in self.current.items() if not unfinished(row)}
+        return {**self.known, **{i: fold(self.known.get(i), row) for i, row in over.items()}}
+
+    @property
+    def timing(self) -> Timing:
+        """Return the seconds planned and taken, as a watcher last saw them."""
+        return Timing(planned=self.asked.plan.seconds, taken=round(self.taken, 3), starting=round(self.starting, 3))
+
+    @property
+    def mode(self) -> Mode:
+        """Return what the ranks run on: "gpu" once CUDA shows a device to torch, "unknown" before that is asked."""
+        if "device_count" not in self.environment:
+            return "unknown"
+        return "gpu" if self.environment["device_count"] else "cpu"
+
+    @property
+    def view(self) -> View:
+        """Return what judges may look at; a signal's value that has not its shape was not read."""
+        if self._shaped[0] is not self.snapshot:
+            self._shaped = (self.snapshot, sound(self.snapshot))
+        mode, image = "gpu" if self.mode == "gpu" else "cpu", self.asked.target.facts.image
+        image_facts = structs.asdict(image) if image else {}
+        return View(self._shaped[1], self.environment, self.promises, mode, self.asked.matrix, image_facts)
+
+    @property
+    def ordered(self) -> list[OutcomeRow]:
+        """Return the outcomes there are, in the order of the plan; then what belongs to no check."""
+        outcomes = self.outcomes
+        ids = dict.fromkeys([*(c.id for c in self.asked.plan.checks), *outcomes])
+        return [outcomes[i] for i in ids if i in outcomes]
+
+    @property
+    def verdict(self) -> RunVerdict:
+        """Return what it came to so far; a run that has not ended is no pass."""
+        return judging.verdict(self.ordered, self.mode, complete=bool(self.ended))
+
+
+def _differences(facts: Iterable[tuple[str, Any, Any]]) -> list[str]:
+    return [
+        f"{name} was {'none' if before is None else before}, is {'none' if today is None else today}"
+        for name, before, today in facts
+        if before != today
+    ]
+
+
+def _refuse(differences: list[str], where: Path) -> None:
+    if differences:
+        message = f"cannot resume {where}: {'; '.join(differences)}"
+        raise ConfigError(message, fix="leave --resume out to start again")
+
+
+def _devices(environment: Mapping[str, Any]) -> str:
+    return ", ".join(str(d.get("uuid") or d.get("name")) for d in environment.get("devices") or []) or "none"
+
+
+def _times(plan: Plan, done: Mapping[str, OutcomeRow]) -> dict[str, int]:
+    """Return how often each check of a plan has come to an outcome."""
+    return {check.id: done[check.id].rounds if check.id in done else 0 for check in plan.checks}
+
+
+def to_do(plan: Plan, done: Mapping[str, OutcomeRow], elapsed: float) -> list[PlannedCheck]:
+    """Return the checks of the round to come: those done least often. None when the run is over.
+
+    A round that has begun is finished, so every check is done equally often, and at least once.
+    """
+    times = _times(plan, done)
+    least, most = min(times.values()), max(times.values())
+    more = least < plan.repeat or (plan.duration is not None and elapsed < plan.duration)
+    return [check for check in plan.checks if times[check.id] == least] if more or least < most else []
 
 
 class Watcher(Protocol):
@@ -34,33 +252,28 @@ def validate(run: Run, collect: Callable[[], Snapshot], watcher: Watcher, pause:
     Raises ConfigError, and tells the watcher nothing, where it is to go on with another environment's run.
     """
     run.begin()
+    plan = run.asked.plan
     try:
-        while checks := to_do(run.asked.plan, run.known, run.elapsed):
-            _round(run, checks, collect, watcher, pause)
-        run.known.update(judging.concluded(run.view, run.asked.plan, run.outcomes))
-        run.known.update(requirements.hold_demands(run.asked.demands, run.outcomes))
+        while checks := to_do(plan, run.known, run.elapsed):
+            # What waits for its second look, in a run that is gone on with, has had its first.
+            first = [c for c in checks if c.id not in run.current]
+            watcher.running("")
+            if first:
+                left = None if plan.budget is None else plan.budget - run.elapsed
+                _measure(run, structs.replace(plan, checks=first, budget=left), collect, watcher)
+            again = [c for c in checks if c.id in run.current and unfinished(run.current[c.id])]
+            if again:
+                time.sleep(pause)
+                before = run.snapshot
+                reread = collect if run.report is not None else lambda before=before: before
+                # A check that has begun is not cut short by a budget.
+                _measure(run, structs.replace(plan, checks=again, budget=None), reread, watcher)
+            run.known, run.current = run.outcomes, {}
+        run.known.update(judging.concluded(run.view, plan, run.outcomes))
+        run.known.update(hold_demands(run.asked.demands, run.outcomes))
         run.ended = now()
     finally:
         _tell(run, watcher)
-
-
-def _round(
-    run: Run, checks: list[PlannedCheck], collect: Callable[[], Snapshot], watcher: Watcher, pause: float
-) -> None:
-    # What waits for its second look, in a run that is gone on with, has had its first.
-    first = [c for c in checks if c.id not in run.current]
-    watcher.running("")
-    if first:
-        left = None if run.asked.plan.budget is None else run.asked.plan.budget - run.elapsed
-        _measure(run, structs.replace(run.asked.plan, checks=first, budget=left), collect, watcher)
-    again = [c for c in checks if c.id in run.current and unfinished(run.current[c.id])]
-    if again:
-        time.sleep(pause)
-        before = run.snapshot
-        reread = collect if run.report is not None else lambda: before
-        # A check that has begun is not cut short by a budget.
-        _measure(run, structs.replace(run.asked.plan, checks=again, budget=None), reread, watcher)
-    run.known, run.current = run.outcomes, {}
 
 
 def _tell(run: Run, watcher: Watcher) -> None:
@@ -72,9 +285,7 @@ def _tell(run: Run, watcher: Watcher) -> None:
 
 def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Watcher) -> None:
     begun = time.monotonic()
-    probes = [f.id for f in run.asked.chosen if f.check.probe]
-    environment = judging.p2p_environment(probes, run.outcomes)
-    instructions = worker_session.worker_plan(plan, run.asked, environment, several_nodes=run.nodes is not None)
+    instructions = worker_session.worker_plan(plan, run.asked, run.outcomes, several_nodes=run.nodes is not None)
     planned = {check.id: check for check in plan.checks}
     modules = {f.id: f for f in run.asked.chosen if f.id in planned}
     waiting = set(modules)
@@ -86,12 +297,9 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
         for event in run.nodes.together(events, directory) if run.nodes else events:
             if event["event"] == "environment":
                 run.starting += time.monotonic() - begun
-                _compare(run, event["facts"], reading.result())
-                run.environment = event["facts"]
-                run.promises = run.asked.target.promises(run.environment)
+                run.enter(event["facts"], reading.result())
             elif event["event"] in worker_session.LAST:
-                run.report = None
-                run.environment = run.environment or {"error": event["why"]}
+                run.report, run.environment = None, run.environment or {"error": event["why"]}
             if run.asked.plan.repeated or not run.snapshot.taken:
                 run.snapshot = reading.result()
             world = run.nodes.world if run.nodes else 0
@@ -116,17 +324,3 @@ def _beside(collect: Callable[[], Snapshot]) -> Future[Snapshot]:
 
     threading.Thread(target=work, name="reads the node", daemon=True).start()
     return reading
-
-
-def _compare(run: Run, facts: dict[str, Any], snapshot: Snapshot) -> None:
-    """Hold an environment that was known before against what it is now: what changed meanwhile was not validated."""
-    differences = run.differences(facts, snapshot)
-    if differences:
-        run.current[_SAME] = OutcomeRow(
-            id=_SAME,
-            kind="env",
-            status="fail",
-            summary=f"the environment changed during the run: {'; '.join(differences)}",
-            remedy="check the kernel log and other users of this node, then run again",
-            code="same-environment.changed",
-        )

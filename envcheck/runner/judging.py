@@ -33,9 +33,9 @@ from envcheck.checks import (
 )
 from envcheck.checks import env as env_checks
 from envcheck.counting import counted
-from envcheck.runner.outcomes import default_code, fields
+from envcheck.runner.outcomes import default_code, fields, plain
 from envcheck.runner.planning import CheckModule
-from envcheck.runner.schema import Mode, OutcomeRow, Plan, RunVerdict, VerdictStatus, plain
+from envcheck.runner.schema import Mode, OutcomeRow, Plan, RunVerdict, VerdictStatus
 from envcheck.runner.worker.fork_server import P2P_OFF
 from envcheck.runner.worker.group_ending import HUNG
 
@@ -104,30 +104,27 @@ def outcomes_of(
     world: int = 0,
 ) -> list[tuple[str, Outcome]]:
     """Return the outcomes that an event of the worker makes known, by check; `waiting` are those without one so far."""
-    if event["event"] == "done":
-        return [(event["id"], _ended(event, modules[event["id"]], view, again=event["id"] not in waiting))]
+    if event["event"] == "environment" or "why" in event:
+        known = {identity: unmeasured(modules[identity], view, plan, world) for identity in sorted(waiting)}
+        if "why" in event:
+            why, fix, code = event["why"], event.get("fix", _LOST_FIX), event.get("code", "worker.lost")
+            lost = Outcome(ERROR, why, remedy=fix, code=code)
+            known = {identity: outcome or lost for identity, outcome in known.items()}
+        return [(identity, outcome) for identity, outcome in known.items() if outcome is not None]
     if event["event"] == "left-out":
         [planned] = [check.seconds for check in plan.checks if check.id == event["id"]]
         remaining = f"{max(event['left'], 0.0):.1f} s of the budget of {plan.budget or 0.0:g} s were left"
         return [(event["id"], skipped(f"left out: planned for {planned:g} s, and {remaining}", code="budget.left-out"))]
-    if event["event"] == "environment":
-        lost = None
-    elif "why" in event:
-        lost = undecided(event["why"], fix=event.get("fix", _LOST_FIX), code=event.get("code", "worker.lost"))
-    else:
+    if event["event"] != "done":
         return []
-    known = [(i, unmeasured(modules[i], view, plan, world) or lost) for i in sorted(waiting)]
-    return [(i, outcome) for i, outcome in known if outcome is not None]
-
-
-def _ended(event: Mapping[str, Any], module: CheckModule, view: View, *, again: bool) -> Outcome:
-    """Return the outcome of a check whose ranks have ended."""
-    if again:
-        why = "its result was reported twice: something else writes in the worker's place"
-        return undecided(why, fix="look at what Python starts with: run installed-files", code="rank.reported-twice")
-    if event["error"] is not None:
-        return lost_rank(module, event["error"], view.environment.get("error"))
-    return decide(module, view, event["ranks"], event.get("kept"))
+    module = modules[event["id"]]
+    if module.id in waiting and event["error"] is None:
+        return [(module.id, decide(module, view, event["ranks"], event.get("kept")))]
+    if module.id in waiting:
+        return [(module.id, lost_rank(module, event["error"], view.environment.get("error")))]
+    fix = "look at what Python starts with: run installed-files"
+    why = "its result was reported twice: something else writes in the worker's place"
+    return [(module.id, undecided(why, fix=fix, code="rank.reported-twice"))]
 
 
 def unmeasured(module: CheckModule, view: View, plan: Plan, world: int = 0) -> Outcome | None:
@@ -436,13 +433,6 @@ def _excused_without_p2p(finding: Outcome) -> Outcome:
     summary = f"measured with {_OFF_WORDS}, as peer-to-peer is broken: {finding.summary}"
     unmeasured = dataclasses.replace(finding, remedy=_P2P_FIX, remeasure=False)
     return dataclasses.replace(unmeasured, status=ERROR, summary=summary, code="speed.peer-to-peer-off")
-
-
-def p2p_environment(probes: Iterable[str], outcomes: Mapping[str, OutcomeRow]) -> dict[str, str]:
-    """Return the environment of groups to come, by what is known: none of a probe that failed is set again."""
-    failed_probe = any(i in outcomes and outcomes[i].status == FAIL for i in probes)
-    hung = any(row.details.get("hung") for row in outcomes.values())
-    return dict(P2P_OFF) if failed_probe or hung else {}
 
 
 # By name: the reason that reports show, and what the rule makes of an outcome. They are applied in this order.

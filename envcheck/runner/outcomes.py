@@ -6,8 +6,9 @@ measurement. Wrong data, a crash and everything else stay, whatever later measur
 
 import collections
 import functools
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import convert, structs
@@ -20,11 +21,8 @@ from envcheck.runner.schema import (
     FindingRow,
     LimitRow,
     OutcomeRow,
-    Plan,
-    PlannedCheck,
     Spread,
     Status,
-    plain,
 )
 
 Event = dict[str, Any]
@@ -57,6 +55,17 @@ _DUMPED: Final = re.compile(r'\s*File ".*", line \d+ in ')  # a traceback has a 
 _STAGED: Final = re.compile(r'(File ")[^"]*/(envcheck/checks/)')
 
 
+def plain(value: Any) -> Any:
+    """Return a measured value as JSON can hold it: what is not finite becomes "nan", "inf" or "-inf", not null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, (list, tuple, set, frozenset)) else str(value)
+
+
 def fields(outcome: Outcome) -> dict[str, Any]:
     """Return what a row says of an outcome, but for its details and what it rests on."""
     findings = outcome.findings if len(outcome.findings) > 1 else ()
@@ -84,7 +93,8 @@ def outcome_row(
 
     `seconds` are those that were planned for it.
     """
-    done, described = event["event"] == "done", fields(outcome)
+    done, log = event["event"] == "done", "" if outcome.status == PASS else _last_words(event, outcome.status)
+    described = fields(outcome)
     # What no signal could end is left, and whoever looks after the node must know.
     left = {"survivors": event["survivors"]} if event.get("survivors") else {}
     took, body = (event["seconds"], event["body"]) if done else (0.0, 0.0)
@@ -97,17 +107,17 @@ def outcome_row(
         seconds=took,
         attempts=[Attempt(**{name: described[name] for name in ATTEMPT}, seconds=took, body=body, shown=True)],
         ranks=plain(event["ranks"]) if done else [],
-        log="" if outcome.status == PASS else _last_words(event, lost=outcome.status == ERROR),
+        log=log,
         left_out=event["event"] == "left-out",
     )
-    return now if before is None else join(before, now)
+    return now if before is None else measured_twice(before, now)
 
 
-def _last_words(event: Event, *, lost: bool) -> str:
+def _last_words(event: Event, status: str) -> str:
     """Return what each rank said last; of a check that was lost with the worker, what the worker did."""
     if event["event"] == "done":
         return "\n".join(f"[rank {rank}] {line}" for rank, log in enumerate(event["logs"]) for line in last_lines(log))
-    return "\n".join(last_lines(str(event.get("log", "")))) if lost else ""
+    return "\n".join(last_lines(str(event.get("log", "")))) if status == ERROR else ""
 
 
 def last_lines(log: str, count: int = _LINES) -> list[str]:
@@ -154,7 +164,7 @@ def unfinished(row: OutcomeRow) -> bool:
     return row.remeasure and row.status == FAIL and len(row.attempts) == 1 and row.spread is None
 
 
-def join(first: OutcomeRow, second: OutcomeRow) -> OutcomeRow:
+def measured_twice(first: OutcomeRow, second: OutcomeRow) -> OutcomeRow:
     """Return one row of a check that was measured a second time; both attempts stay in it.
 
     The second counts where the first was slow and nothing else, and the second was measured at all. Else the worse
@@ -200,7 +210,7 @@ def combine(rows: Sequence[OutcomeRow]) -> OutcomeRow:
     rounds: dict[int, OutcomeRow] = {}
     for row in rows:
         number = row.attempts[0].round if row.attempts else 1
-        rounds[number] = join(rounds[number], row) if number in rounds else row
+        rounds[number] = measured_twice(rounds[number], row) if number in rounds else row
     return functools.reduce(over_rounds, rounds.values())
 
 
@@ -281,22 +291,6 @@ def _together(counted_row: OutcomeRow, *rows: OutcomeRow) -> list[Attempt]:
         return attempts
     telling = [a for a in attempts if a.shown or a.status not in (PASS, SKIP)]
     return [a for number, a in enumerate(telling) if a.shown or number < _MOST - 1]
-
-
-def rounds(row: OutcomeRow | None) -> int:
-    """Return how often a check has come to an outcome."""
-    return 0 if row is None else row.spread.rounds if row.spread else 1
-
-
-def to_do(plan: Plan, done: dict[str, OutcomeRow], elapsed: float) -> list[PlannedCheck]:
-    """Return the checks of the round to come: those done least often. None when the run is over.
-
-    A round that has begun is finished, so every check is done equally often, and at least once.
-    """
-    times = {check.id: rounds(done.get(check.id)) for check in plan.checks}
-    least, most = min(times.values()), max(times.values())
-    more = least < plan.repeat or (plan.duration is not None and elapsed < plan.duration)
-    return [check for check in plan.checks if times[check.id] == least] if more or least < most else []
 
 
 def fold(before: OutcomeRow | None, now: OutcomeRow) -> OutcomeRow:

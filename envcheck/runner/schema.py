@@ -1,7 +1,5 @@
 """What a run leaves behind, as typed data: the parts a report is made of."""
 
-import math
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -225,6 +223,11 @@ class OutcomeRow(Row, frozen=True, kw_only=True):
     left_out: bool = False
     spread: Spread | None = None
 
+    @property
+    def rounds(self) -> int:
+        """Return how often the check has come to an outcome."""
+        return self.spread.rounds if self.spread else 1
+
 
 class RunVerdict(Row, frozen=True, kw_only=True):
     """What a run came to: `status`, the exit code that says the same, and the sentence a report ends with."""
@@ -233,17 +236,6 @@ class RunVerdict(Row, frozen=True, kw_only=True):
     exit_code: int
     sentence: str
     counts: dict[str, int]
-
-
-def plain(value: Any) -> Any:
-    """Return a measured value as JSON can hold it: what is not finite becomes "nan", "inf" or "-inf", not null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    return [plain(v) for v in value] if isinstance(value, (list, tuple, set, frozenset)) else str(value)
 
 
 def encodable(value: Any) -> Any:

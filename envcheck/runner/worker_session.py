@@ -1,6 +1,7 @@
 """One worker from start to end: its directory, its plan, its events, and a limit to its silence."""
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -11,17 +12,18 @@ import signal
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from envcheck.checks import FAIL
 from envcheck.errors import ConfigError
 from envcheck.runner.local_python import Handle, Target
-from envcheck.runner.planning import STARTING
-from envcheck.runner.schema import Plan, encodable
-from envcheck.runner.state import RunPlan
+from envcheck.runner.planning import STARTING, CheckModule
+from envcheck.runner.requirements import Demand
+from envcheck.runner.schema import OutcomeRow, Plan, encodable
 from envcheck.runner.worker import process_limits
-from envcheck.runner.worker.fork_server import MOST_STRETCH, NODE_READ
+from envcheck.runner.worker.fork_server import MOST_STRETCH, NODE_READ, P2P_OFF
 
 Event = dict[str, Any]
 
@@ -40,9 +42,34 @@ _INNER: Final = "plan"
 _PROBE_SIZE: Final = 1 << 16  # bytes: a worker writes about as many before it runs a check
 
 
-def worker_plan(plan: Plan, asked: RunPlan, environment: Mapping[str, str], *, several_nodes: bool) -> dict[str, Any]:
-    """Return the worker's plan; `environment` is set for every rank. `ours`: what it writes beside it goes with it."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What was asked for: complete before anything is measured. `chosen` are the checks of `plan`, in its order.
+
+    `resolution` is what the resolver said of this machine and the target's torch, when it was asked; `matrix` the
+    Matrix to judge by, None for the shipped one. `demands` are a site's on what is measured. `stretch`: the
+    limits of checks grow where Python and torch start slowly.
+    """
+
+    plan: Plan
+    chosen: Sequence[CheckModule]
+    target: Target
+    site: Path | None = None
+    spawn: bool = False
+    stretch: bool = False
+    resolution: str | None = None
+    matrix: Any = None
+    demands: Sequence[Demand] = ()
+
+
+def worker_plan(plan: Plan, asked: RunPlan, known: Mapping[str, OutcomeRow], *, several_nodes: bool) -> dict[str, Any]:
+    """Return the worker's plan. `ours`: what it writes beside it goes with it.
+
+    Where peer-to-peer is `known` to be broken, no rank tries it again: a probe failed, or a group hung with it.
+    """
     modules = {module.id: module for module in asked.chosen}
+    failed = any(module.check.probe and i in known and known[i].status == FAIL for i, module in modules.items())
+    without_p2p = failed or any(row.details.get("hung") for row in known.values())
     fields = ("id", "ranks", "least_ranks", "gpus", "seconds", "timeout")
     planned = [(check, modules[check.id]) for check in plan.checks if check.kind == "env"]
     return {
@@ -51,7 +78,7 @@ def worker_plan(plan: Plan, asked: RunPlan, environment: Mapping[str, str], *, s
             | {"source": module.source, "probe": module.check.probe, "imports": list(module.check.imports)}
             for check, module in planned
         ],
-        "environment": dict(environment),
+        "environment": P2P_OFF if without_p2p else {},
         "nproc": plan.nproc,
         "level": plan.level,
         "budget": plan.budget,

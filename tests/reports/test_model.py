@@ -14,9 +14,10 @@ from envcheck.cli.commands.schema import schema
 from envcheck.errors import ConfigError
 from envcheck.reports import model
 from envcheck.reports.model import RunReport, encode, load, write
+from envcheck.runner.execute import Run
 from envcheck.runner.local_python import ChosenPython, LocalPython
 from envcheck.runner.schema import LimitRow, OutcomeRow, Plan
-from envcheck.runner.state import Run, RunPlan
+from envcheck.runner.worker_session import RunPlan
 
 MakeReport = Callable[..., RunReport]
 SCHEMA = Path(model.__file__).with_name("report.schema.json")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from envcheck.node.snapshot import Snapshot
-from envcheck.runner.execute import validate
+from envcheck.runner.execute import Run, validate
 from envcheck.runner.local_python import ChosenPython, LocalPython, Target
 from envcheck.runner.planning import discover, plan
 from envcheck.runner.schema import OutcomeRow
-from envcheck.runner.state import Run, RunPlan
+from envcheck.runner.worker_session import RunPlan
 
 HEAD = '''"""Goes wrong in a test."""
 import ctypes, faulthandler, json, os, signal, subprocess, sys, time

@@ -14,9 +14,10 @@ import pytest
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.runner import worker_session
+from envcheck.runner.execute import Run
 from envcheck.runner.local_python import PACKAGE, ChosenPython, LocalPython
-from envcheck.runner.schema import TargetFacts, plain
-from envcheck.runner.state import Run
+from envcheck.runner.outcomes import plain
+from envcheck.runner.schema import TargetFacts
 from tests.interpreters import interpreters
 
 SPEED = """
@@ -115,7 +116,8 @@ from envcheck.runner import execute
 from envcheck.runner.planning import discover
 from envcheck.runner.planning import plan
 from envcheck.runner.local_python import LocalPython
-from envcheck.runner.state import Run, RunPlan
+from envcheck.runner.execute import Run
+from envcheck.runner.worker_session import RunPlan
 from envcheck.runner.local_python import ChosenPython
 site = pathlib.Path({site!r})
 chosen = [f for f in discover(site) if f.id == "one"]

@@ -25,8 +25,8 @@ from envcheck.checks import (
 from envcheck.node.snapshot import Snapshot
 from envcheck.reports.model import judge_again
 from envcheck.runner import judging
+from envcheck.runner.execute import Run
 from envcheck.runner.planning import CheckModule
-from envcheck.runner.state import Run
 from envcheck.runner.worker import fork_server, group_ending
 from envcheck.runner.worker.fork_server import _Nursery
 from tests.builders import check_module

@@ -9,10 +9,10 @@ import pytest
 from envcheck.checks import LEVELS
 from envcheck.errors import ConfigError
 from envcheck.reports.model import EndedRun
+from envcheck.runner.execute import Run
 from envcheck.runner.planning import CheckModule, discover, plan, select
-from envcheck.runner.schema import TargetFacts
-from envcheck.runner.state import Run, RunPlan
-from envcheck.runner.worker_session import worker_plan
+from envcheck.runner.schema import OutcomeRow, TargetFacts
+from envcheck.runner.worker_session import RunPlan, worker_plan
 from tests.builders import check_module
 from tests.tables import each
 
@@ -53,7 +53,8 @@ def test_the_worker_is_told_of_env_checks_alone() -> None:
     made = plan([node, ALL[1]], level="full", nproc=3)
     target = EndedRun(TargetFacts(kind="python", name="python", chosen="--python"))
     asked = RunPlan(plan=made, chosen=[node, ALL[1]._replace(source="module:q")], target=target)
-    data = worker_plan(made, asked, {"NCCL_P2P_DISABLE": "1"}, several_nodes=False)
+    hung = OutcomeRow(id="group", kind="env", status="fail", summary="hung", details={"hung": "after 1 s"})
+    data = worker_plan(made, asked, {"group": hung}, several_nodes=False)
     [check] = data["checks"]
     numbers = {"ranks": 0, "least_ranks": 1, "gpus": 1, "seconds": 2.0, "timeout": 30.0}
     assert check == {"id": "a-quick", "source": "module:q", "probe": False, "imports": [], **numbers}

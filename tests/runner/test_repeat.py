@@ -8,11 +8,10 @@ from typing import Any
 from msgspec import structs
 
 from envcheck.node.snapshot import Signal, Snapshot
-from envcheck.runner import outcomes
-from envcheck.runner.execute import validate
+from envcheck.runner import execute, outcomes
+from envcheck.runner.execute import Run, validate
 from envcheck.runner.planning import plan
 from envcheck.runner.schema import OutcomeRow
-from envcheck.runner.state import Run
 from tests import builders
 from tests.builders import check_module
 from tests.tables import each
@@ -99,7 +98,7 @@ def test_a_round_that_has_begun_is_finished_and_no_other_begins_when_it_is_over(
     checks = [check_module(identity) for identity in ("a", "b")]
     known = {identity: folded(*[row("pass")] * count) for identity, count in data.items()}
     made = plan(checks, level="full", nproc=2, **choices)
-    assert [c.id for c in outcomes.to_do(made, known, elapsed)] == to_do
+    assert [c.id for c in execute.to_do(made, known, elapsed)] == to_do
 
 
 def test_the_node_is_read_in_every_round(site: Path, run_site: Callable[..., Run]) -> None:

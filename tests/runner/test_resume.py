@@ -18,9 +18,8 @@ from envcheck.errors import ConfigError
 from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.reports.model import RunReport, as_earlier, load, report_of, write
 from envcheck.runner import outcomes
-from envcheck.runner.execute import validate
+from envcheck.runner.execute import Run, validate
 from envcheck.runner.schema import TargetFacts
-from envcheck.runner.state import Run
 
 # The dearer check waits for a file; until then it can only be killed.
 FIRST = "open({seen!r}, 'a').write('x')\nreturn {{}}"
@@ -230,5 +229,5 @@ def test_a_repeated_run_goes_on_with_the_round_it_was_killed_in(
     assert (repeated.number, repeated.done) == (2, 1)
     watcher = CallCounter()
     validate(repeated, lambda: NODE, watcher, pause=0.0)
-    assert [outcomes.rounds(o) for o in repeated.outcomes.values()] == [2, 2]
+    assert [o.rounds for o in repeated.outcomes.values()] == [2, 2]
     assert repeated.outcomes["one"] == run.outcomes["one"]

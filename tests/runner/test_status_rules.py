@@ -43,7 +43,7 @@ CHANGES: dict[str, tuple[Callable[[], Outcome | OutcomeRow], str, str]] = {
     "p2p-disabled": (lambda: decided(SLOW, details=RAN_WITHOUT_P2P), FAIL, ERROR),
     "second-measurement": (lambda: as_row(FINE, as_row(SLOW)), FAIL, PASS),
     "worse-measurement": (
-        lambda: outcomes.join(as_row(FINE), as_row(failed("wrong", fix="out", code="data.wrong"))),
+        lambda: outcomes.measured_twice(as_row(FINE), as_row(failed("wrong", fix="out", code="data.wrong"))),
         PASS,
         FAIL,
     ),

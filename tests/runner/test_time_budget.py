@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from envcheck.runner.execute import Run
 from envcheck.runner.planning import STARTING, CheckModule, expected_to_fit, most_telling_first, plan
-from envcheck.runner.state import Run
 from tests.builders import check_module
 from tests.tables import each
 

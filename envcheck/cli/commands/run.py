@@ -31,13 +31,13 @@ from envcheck.reports.model import load as load_report
 from envcheck.reports.redact import redact
 from envcheck.reports.terminal import LiveReport
 from envcheck.runner.container import ContainerTarget, shown_gpus
-from envcheck.runner.execute import validate
+from envcheck.runner.execute import Run, validate
 from envcheck.runner.launcher import Place, complaints, place
 from envcheck.runner.local_python import LocalPython, Target, answering, choose_python
 from envcheck.runner.planning import discover, most_telling_first, plan, select
 from envcheck.runner.requirements import Requirements, measured_demands, node_checks, read
-from envcheck.runner.state import Run, RunPlan
 from envcheck.runner.worker.process_limits import explained
+from envcheck.runner.worker_session import RunPlan
 
 _HIDING: Final[dict[str, Any]] = {"is_eager": True, "callback": process.hide_names}
 

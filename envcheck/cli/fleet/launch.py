@@ -31,11 +31,11 @@ from envcheck.reports import terminal
 from envcheck.reports.model import RunReport, report_of, write
 from envcheck.reports.terminal import LiveReport
 from envcheck.runner.container import shown_gpus
-from envcheck.runner.execute import validate
+from envcheck.runner.execute import Run, validate
 from envcheck.runner.launcher import place
 from envcheck.runner.local_python import LocalPython, answering, choose_python
 from envcheck.runner.planning import plan
-from envcheck.runner.state import Run, RunPlan
+from envcheck.runner.worker_session import RunPlan
 from envcheck.safe_files import held
 
 

@@ -15,7 +15,8 @@ from envcheck.reports.compare import compare, lines
 from envcheck.reports.model import HostFacts, RunReport, rejudge
 from envcheck.reports.redact import RedactError, redact
 from envcheck.runner.launcher import Place
-from envcheck.runner.schema import Attempt, LimitRow, OutcomeRow, Plan, PlannedCheck, TargetFacts, plain
+from envcheck.runner.outcomes import plain
+from envcheck.runner.schema import Attempt, LimitRow, OutcomeRow, Plan, PlannedCheck, TargetFacts
 from tests.builders import report
 
 SAMPLE: Final = re.compile(r'[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-z_]+="([^"\\\n]|\\[\\n"])*",?)*\})? \S+')

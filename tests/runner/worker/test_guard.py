@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import envcheck
-from envcheck.runner.state import Run
+from envcheck.runner.execute import Run
 
 # A rank deaf to SIGTERM, with one child in its group and one that fled into a session of its own.
 FAMILY = """

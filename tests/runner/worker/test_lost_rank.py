@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from envcheck.checks.support import progress_file
+from envcheck.runner.execute import Run
 from envcheck.runner.local_python import ChosenPython, LocalPython
-from envcheck.runner.state import Run
 from envcheck.runner.worker import group_ending
 from envcheck.runner.worker.group_ending import ObservedRank
 from tests.tables import each

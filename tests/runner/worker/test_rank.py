@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from envcheck.runner.execute import Run
 from envcheck.runner.local_python import PACKAGE, ChosenPython, LocalPython
-from envcheck.runner.state import Run
 from envcheck.runner.worker import rank_group
 from tests.tables import each
 

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from envcheck.node.snapshot import Snapshot
-from envcheck.runner.execute import validate
+from envcheck.runner.execute import Run, validate
 from envcheck.runner.local_python import ChosenPython, LocalPython
 from envcheck.runner.planning import discover, plan
-from envcheck.runner.state import Run, RunPlan
 from envcheck.runner.worker import fork_server, torch_facts
+from envcheck.runner.worker_session import RunPlan
 
 Torch = Callable[..., None]
 
