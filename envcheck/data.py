@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -21,8 +21,10 @@ def data_path(name: str) -> Path:
 def own_images() -> Path:
     """Return the images/ that may be written: the checkout's. An installed package's own data is left as it is."""
     if (_PACKAGE / "_data").exists():
-        message = "this envcheck is installed, its images/ are not yours to change"
-        raise ConfigError(message, fix="give --images DIR, or work in a checkout")
+        refuse(
+            "this envcheck is installed, its images/ are not yours to change",
+            "give --images DIR, or work in a checkout",
+        )
     return data_path("images")
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 
 _ALONE: Final = os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW: Final = os.O_CREAT | os.O_EXCL | _ALONE
@@ -31,9 +31,8 @@ def create(path: Path, mode: int = 0o600) -> int:
             return os.open(path, os.O_RDWR | _NEW, mode)
         try:
             path.unlink(missing_ok=True)
-        except OSError as error:
-            message = f"{path}: another's file or directory has the name of a temporary file"
-            raise ConfigError(message, fix=_MOVE) from error
+        except OSError:
+            refuse(f"{path}: another's file or directory has the name of a temporary file", _MOVE)
 
 
 def reopen(path: Path) -> int | None:
@@ -162,8 +161,7 @@ def directory(root: Path, *below: str) -> Path:
         with contextlib.suppress(FileExistsError):
             root.mkdir()
         if not stat.S_ISDIR(root.lstat().st_mode):
-            message = f"{root}: a link or a file has the name of a directory"
-            raise ConfigError(message, fix=_MOVE)
+            refuse(f"{root}: a link or a file has the name of a directory", _MOVE)
     return root
 
 
@@ -186,8 +184,7 @@ def read_whole(path: Path, most: int = 64 << 20) -> bytes:
     with path.open("rb") as stream:
         content = stream.read(most + 1)
     if len(content) > most:
-        message = f"{path}: longer than {most >> 20} MiB"
-        raise ConfigError(message, fix="name the file that was meant")
+        refuse(f"{path}: longer than {most >> 20} MiB", "name the file that was meant")
     return content.removeprefix(codecs.BOM_UTF8)
 
 

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from envcheck import safe_files
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.struct_types import LightRecord, Secret
 
 # The environment variable with a private key's password.
@@ -107,13 +107,14 @@ def load_private(path: Path, secret: bytes | None = None) -> PrivateKey:
     encrypted = b"ENCRYPTED" in content
     try:
         key = load_pem_private_key(content, password=secret if encrypted else None)
-    except TypeError as error:
-        message = f"{path}: the key has a password, and none was given"
-        raise ConfigError(message, fix=f"set {PASSWORD}") from error
+    except TypeError:
+        refuse(f"{path}: the key has a password, and none was given", f"set {PASSWORD}")
     except (ValueError, UnsupportedAlgorithm) as error:
         if secret and encrypted:
-            message = f"{path}: the password does not open this key, or the file is damaged"
-            raise ConfigError(message, fix=f"set {PASSWORD} to the password of this key") from error
+            refuse(
+                f"{path}: the password does not open this key, or the file is damaged",
+                f"set {PASSWORD} to the password of this key",
+            )
         raise _no_key(path, "damaged, or of an unknown kind", "private") from error
     if not isinstance(key, _Private):
         raise _no_key(path, "of another kind", "private")
@@ -165,8 +166,7 @@ def _read(path: Path, wanted: str) -> tuple[bytes, str]:
     try:
         content = safe_files.read_regular(path, _LARGEST_KEY + 1)
     except OSError as error:
-        message = f"{path}: {error.strerror}"
-        raise ConfigError(message, fix="pass a key in PEM") from error
+        refuse(f"{path}: {error.strerror}", "pass a key in PEM")
     begin = _BEGIN.search(content)
     if len(content) > _LARGEST_KEY or begin is None:
         raise _no_key(path, "longer than any key" if begin else "without a PEM block", wanted)
@@ -177,9 +177,10 @@ def _create(path: Path, content: bytes, mode: int, made: list[Path]) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         file = os.open(path, flags, mode)
-    except FileExistsError as error:
-        message = f"{path}: a file with this name is there, and a key is never replaced"
-        raise ConfigError(message, fix="name another file, or move it away") from error
+    except FileExistsError:
+        refuse(
+            f"{path}: a file with this name is there, and a key is never replaced", "name another file, or move it away"
+        )
     made.append(path)
     try:
         safe_files.write(file, content)

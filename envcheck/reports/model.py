@@ -15,7 +15,7 @@ from msgspec import structs
 
 from envcheck import __version__, safe_files
 from envcheck.checks import ERROR, FAIL, SKIP, Outcome
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import UnavailableError, refuse
 from envcheck.node.collect import sound_facts
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner import judging, outcomes
@@ -142,12 +142,10 @@ def load(path: Path) -> RunReport:
     try:
         return msgspec.json.decode(safe_files.read_whole(path, most=1 << 30), type=RunReport)
     except OSError as error:
-        message = f"cannot read {path}: {error.strerror}"
-        raise ConfigError(message, fix=_FIX) from error
+        refuse(f"cannot read {path}: {error.strerror}", _FIX)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         why = "it is nested deeper than any report" if isinstance(error, RecursionError) else error
-        message = f"{path} is not a report of {SCHEMA}: {why}"
-        raise ConfigError(message, fix=_FIX) from error
+        refuse(f"{path} is not a report of {SCHEMA}: {why}", _FIX)
 
 
 class RejudgedReport(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.matrix.extensions.file import Extensions
 from envcheck.matrix.extensions.fit import INSTALLABLE, JIT, NOT_KNOWN, OK, PINS_CONFLICT, SOURCE_ONLY, Fit
 from envcheck.matrix.extensions.joint import Answer, Rules, WantedExtension, every_choice, search
@@ -80,8 +80,7 @@ def wanted_extensions(extensions: Extensions, requirements: list[str]) -> list[W
         if extension is None:
             raise _unknown(extensions, name)
         if extension.name in requested:
-            message = f"--with names {extension.name} twice"
-            raise ConfigError(message, fix=f'give one requirement: "{extension.name}>=…,<…"')
+            refuse(f"--with names {extension.name} twice", f'give one requirement: "{extension.name}>=…,<…"')
         requested[extension.name] = WantedExtension(extension, specifier)
     return list(requested.values())
 
@@ -89,12 +88,13 @@ def wanted_extensions(extensions: Extensions, requirements: list[str]) -> list[W
 def _name_and_specifier(text: str) -> tuple[str, str]:
     try:
         requirement = Requirement(text)
-    except InvalidRequirement as error:
-        message = f"--with {text!r} is not a requirement"
-        raise ConfigError(message, fix='write it as vllm or "vllm>=0.16,<0.20"') from error
+    except InvalidRequirement:
+        refuse(f"--with {text!r} is not a requirement", 'write it as vllm or "vllm>=0.16,<0.20"')
     if requirement.extras or requirement.marker or requirement.url:
-        message = f"--with {text!r}: extras, markers and URLs are not supported"
-        raise ConfigError(message, fix=f'write it as "{requirement.name}{requirement.specifier}"')
+        refuse(
+            f"--with {text!r}: extras, markers and URLs are not supported",
+            f'write it as "{requirement.name}{requirement.specifier}"',
+        )
     return requirement.name, str(requirement.specifier)
 
 

@@ -11,7 +11,7 @@ import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.facts.model import Dotted, Fact, HostArch, Matrix, MatrixRow, Variant
 from envcheck.matrix.file.lint import Problem, sources
@@ -128,8 +128,7 @@ def load(path: Path | None = None) -> Extensions:
     try:
         raw = read_whole(path or SHIPPED)
     except OSError as error:
-        message = f"{name}: {error.strerror or 'cannot be read'}"
-        raise ConfigError(message, fix="give a readable file with --extensions") from error
+        refuse(f"{name}: {error.strerror or 'cannot be read'}", "give a readable file with --extensions")
     return cached(raw, Extensions, [__file__], lambda: loads(raw, name)) if path is None else _own(raw, name)
 
 
@@ -139,8 +138,9 @@ def _own(raw: bytes, name: str) -> Extensions:
     for row in extensions.extensions:
         for release in row.releases:
             for problem in unreadable(release):
-                message = f"{name}: {row.name} {release.version}: {problem}"
-                raise ConfigError(message, fix="write versions and specifiers as METADATA does")
+                refuse(
+                    f"{name}: {row.name} {release.version}: {problem}", "write versions and specifiers as METADATA does"
+                )
     return extensions
 
 

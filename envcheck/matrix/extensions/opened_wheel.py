@@ -18,7 +18,7 @@ from envcheck.binaries import native_library
 from envcheck.binaries.elf import ordered
 from envcheck.binaries.native_library import Library, dotted, is_foreign
 from envcheck.binaries.wheel_members import WheelContents
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.matrix.extensions.file import Abi, Channel, Extension, ExtensionRelease, Extensions, ExtensionWheel
 from envcheck.matrix.facts.model import HostArch
 
@@ -78,14 +78,17 @@ def extensions_file(opened: OpenedWheel, today: dt.date) -> Extensions:
 def _release(opened: OpenedWheel) -> ExtensionRelease:
     metadata = email.parser.Parser(policy=email.policy.compat32).parsestr(opened.contents.metadata, headersonly=True)
     if not metadata["Name"] or not metadata["Version"]:
-        message = f"{opened.name}: its METADATA has no name or no version"
-        raise ConfigError(message, fix="download it again, from its origin")
+        refuse(f"{opened.name}: its METADATA has no name or no version", "download it again, from its origin")
     if canonicalize_name(str(metadata["Name"])) != opened.project or _version(metadata) != opened.version:
-        message = f"{opened.name}: its METADATA is of {_one_line(metadata['Name'])} {_one_line(metadata['Version'])}"
-        raise ConfigError(message, fix="the file was renamed: give it the name that it was published with")
+        refuse(
+            f"{opened.name}: its METADATA is of {_one_line(metadata['Name'])} {_one_line(metadata['Version'])}",
+            "the file was renamed: give it the name that it was published with",
+        )
     if canonicalize_name(opened.contents.directory.rpartition("-")[0]) != opened.project:
-        message = f"{opened.name}: its METADATA lies in {opened.contents.directory}.dist-info, which no installer takes"
-        raise ConfigError(message, fix="download it again, from its origin")
+        refuse(
+            f"{opened.name}: its METADATA lies in {opened.contents.directory}.dist-info, which no installer takes",
+            "download it again, from its origin",
+        )
     _refuse_unread_requirements(opened.name, metadata.get_all("Requires-Dist") or [])
     _refuse_unread_python(opened, _one_line(metadata["Requires-Python"]))
     _refuse_other_python(opened)
@@ -102,22 +105,26 @@ def _refuse_unread_requirements(name: str, lines: Iterable[str]) -> None:
     """Raise ConfigError for a requirement that is none, or a URL: it may be the pin of torch."""
     unread = next((line for line in lines if not _is_requirement(line)), None)
     if unread is not None:
-        message = (
-            f"{name}: its METADATA requires {' '.join(unread.split())[:100]!r}, which names no versions of an index"
+        refuse(
+            f"{name}: its METADATA requires {' '.join(unread.split())[:100]!r}, which names no versions of an index",
+            "take another release: which versions fit cannot be known",
         )
-        raise ConfigError(message, fix="take another release: which versions fit cannot be known")
 
 
 def _refuse_unread_python(opened: OpenedWheel, required: str | None) -> None:
     """Raise ConfigError for tags that name no Python, and for a Requires-Python that is none."""
     if not any(_PYTHON.fullmatch(tag.interpreter) for tag in opened.tags):
-        message = f"{opened.name} is for {', '.join(sorted({tag.interpreter for tag in opened.tags}))}, no CPython"
-        raise ConfigError(message, fix="give a wheel for CPython")
+        refuse(
+            f"{opened.name} is for {', '.join(sorted({tag.interpreter for tag in opened.tags}))}, no CPython",
+            "give a wheel for CPython",
+        )
     try:
         SpecifierSet(required or "")
-    except InvalidSpecifier as error:
-        message = f"{opened.name}: its METADATA requires Python {required!r}, which is no version specifier"
-        raise ConfigError(message, fix="take another release") from error
+    except InvalidSpecifier:
+        refuse(
+            f"{opened.name}: its METADATA requires Python {required!r}, which is no version specifier",
+            "take another release",
+        )
 
 
 def _refuse_other_python(opened: OpenedWheel) -> None:
@@ -129,8 +136,10 @@ def _refuse_other_python(opened: OpenedWheel) -> None:
     for abi in sorted({tag.abi for tag in opened.tags if tag.abi.startswith("cp")}):
         stem = next((stem for stem, abis in sorted(modules.items()) if abi not in abis), None)
         if stem is not None:
-            message = f"{opened.name}: its module {stem} is for {', '.join(sorted(modules[stem]))}, not for {abi}"
-            raise ConfigError(message, fix="the file was renamed: give it the name that it was published with")
+            refuse(
+                f"{opened.name}: its module {stem} is for {', '.join(sorted(modules[stem]))}, not for {abi}",
+                "the file was renamed: give it the name that it was published with",
+            )
 
 
 def _is_requirement(line: str) -> bool:
@@ -194,8 +203,7 @@ def architecture(tags: Iterable[Tag], name: str) -> HostArch | Literal["any"]:
         return "any"
     architectures = {match[4] for platform in platforms for match in [_PLATFORM.fullmatch(platform)] if match}
     if len(architectures) != 1:
-        message = f"{name} is for {', '.join(platforms)}"
-        raise ConfigError(message, fix="give a wheel for Linux with glibc, x86_64 or aarch64")
+        refuse(f"{name} is for {', '.join(platforms)}", "give a wheel for Linux with glibc, x86_64 or aarch64")
     return cast("HostArch", architectures.pop())
 
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.matrix.facts.model import (
     Base,
     Capability,
@@ -106,16 +106,14 @@ class Facts:
         """Return the row of a CUDA minor. Raises ConfigError when there is none."""
         if cuda not in self.minors:
             minors = ", ".join(sorted(self.minors, key=key))
-            message = f"CUDA {cuda} is not in the matrix"
-            raise ConfigError(message, fix=f"use one of {minors}")
+            refuse(f"CUDA {cuda} is not in the matrix", f"use one of {minors}")
         return self.minors[cuda]
 
     def family(self, cuda: str) -> CudaFamily:
         """Return the family row of a CUDA minor. Raises ConfigError when there is none."""
         major = cuda.split(".", maxsplit=1)[0]
         if major not in self.families:
-            message = f"CUDA {major}.x has no driver floor in the matrix"
-            raise ConfigError(message, fix="add it to cuda.families")
+            refuse(f"CUDA {major}.x has no driver floor in the matrix", "add it to cuda.families")
         return self.families[major]
 
     def device(self, name: str) -> Device:
@@ -126,8 +124,7 @@ class Facts:
             hint = f"did you mean {' or '.join(near)}?" if near else "`envcheck matrix show --list-gpus` lists them"
             if _UNNAMED.search(name):
                 hint = "lspci's PCI database does not list this GPU: run `update-pciids`, or use nvidia-smi's name"
-            message = f"no GPU named {name!r} in the matrix"
-            raise ConfigError(message, fix=f"{hint} (or give --cc; {READ_CC} prints it)")
+            refuse(f"no GPU named {name!r} in the matrix", f"{hint} (or give --cc; {READ_CC} prints it)")
         return Device(gpu.name, gpu.cc, gpu.architecture, gpu.datacenter, gpu, gpu.verified)
 
     def device_of(self, cc: str) -> Device:

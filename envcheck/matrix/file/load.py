@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from envcheck.data import data_path, xdg
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.matrix.facts import model
 from envcheck.matrix.facts.model import Matrix
 from envcheck.safe_files import put, read_whole
@@ -43,8 +43,7 @@ def load(path: Path | None = None) -> Matrix:
     try:
         raw = read_whole(path or data_path("matrix.yaml"))
     except OSError as error:
-        message = f"{name}: {error.strerror or 'cannot be read'}"
-        raise ConfigError(message, fix="give a readable file with --matrix") from error
+        refuse(f"{name}: {error.strerror or 'cannot be read'}", "give a readable file with --matrix")
     return cached(raw, Matrix, [model.__file__], lambda: loads(raw, name))
 
 
@@ -93,8 +92,7 @@ def typed(raw: bytes, name: str, row: type[_Row], like: str = _MATRIX) -> tuple[
         text = raw.decode()
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        message = f"{name}:{line}: not UTF-8 text"
-        raise ConfigError(message, fix="save the file as UTF-8") from error
+        refuse(f"{name}:{line}: not UTF-8 text", "save the file as UTF-8")
     document = parse(text, name, like)
     try:
         return msgspec.convert(document.data, row), document
@@ -119,8 +117,9 @@ def refuse_duplicates(document: YamlDocument, path: str, names: Iterable[str]) -
     for index, name in enumerate(names):
         if name in seen:
             at = f"{path}[{index}]"
-            message = f"{document.name}:{document.line(at)}: {at}: {name} appears twice"
-            raise ConfigError(message, fix="merge the two rows or remove one")
+            refuse(
+                f"{document.name}:{document.line(at)}: {at}: {name} appears twice", "merge the two rows or remove one"
+            )
         seen.add(name)
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import yaml
 
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 
 _DEEPEST: Final = 32
 _SEGMENT: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
@@ -45,14 +45,11 @@ def parse(text: str, name: str, like: str = "matrix.yaml") -> YamlDocument:
         root = yaml.compose(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        message = f"{name}:{line}: not YAML: {error.problem}"
-        raise ConfigError(message, fix="correct the line") from error
+        refuse(f"{name}:{line}: not YAML: {error.problem}", "correct the line")
     except yaml.YAMLError as error:
-        message = f"{name}: not YAML: {_one_line(error)}"
-        raise ConfigError(message, fix="save the file as plain UTF-8 text") from error
+        refuse(f"{name}: not YAML: {_one_line(error)}", "save the file as plain UTF-8 text")
     if root is None:
-        message = f"{name}: the file is empty"
-        raise ConfigError(message, fix=f"give a file like the shipped {like}")
+        refuse(f"{name}: the file is empty", f"give a file like the shipped {like}")
     return YamlDocument(root, name)
 
 
@@ -63,11 +60,9 @@ def _refuse_shape(events: Iterable[yaml.Event], name: str) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, yaml.AliasEvent):
-            message = f"{name}:{line}: the alias *{event.anchor}: aliases are not read here"
-            raise ConfigError(message, fix="write the value out")
+            refuse(f"{name}:{line}: the alias *{event.anchor}: aliases are not read here", "write the value out")
         if depth > _DEEPEST:
-            message = f"{name}:{line}: nested more than {_DEEPEST} deep"
-            raise ConfigError(message, fix="close the brackets, or correct the indentation")
+            refuse(f"{name}:{line}: nested more than {_DEEPEST} deep", "close the brackets, or correct the indentation")
 
 
 def _one_line(error: Exception) -> str:
@@ -100,10 +95,8 @@ def _mapping(node: yaml.MappingNode, name: str) -> dict[str, Any]:
     for key, value in node.value:
         line = key.start_mark.line + 1
         if key.tag != "tag:yaml.org,2002:str":
-            message = f"{name}:{line}: the key {key.value} is not a string"
-            raise ConfigError(message, fix=f'write it as "{key.value}"')
+            refuse(f"{name}:{line}: the key {key.value} is not a string", f'write it as "{key.value}"')
         if key.value in mapping:
-            message = f"{name}:{line}: the key {key.value} appears twice"
-            raise ConfigError(message, fix="remove one of the two")
+            refuse(f"{name}:{line}: the key {key.value} appears twice", "remove one of the two")
         mapping[key.value] = _plain(value, name)
     return mapping

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.matrix.facts.lookup import READ_CC, Device, Facts
 from envcheck.matrix.facts.model import HostArch, TorchRelease, branch, key
 
@@ -50,8 +50,7 @@ def normalized(query: Query) -> Query:
     query = _without_blanks(query)
     torch, _, local = (query.torch or "").partition("+")
     if local and query.variant not in (None, local):
-        message = f"--torch says +{local}, --variant says {query.variant}"
-        raise ConfigError(message, fix="give one of the two")
+        refuse(f"--torch says +{local}, --variant says {query.variant}", "give one of the two")
     return query.replace(
         torch=torch or None,
         variant=query.variant or local or None,
@@ -96,32 +95,34 @@ def validate(facts: Facts, query: Query) -> None:
     capabilities = [row.cc for row in facts.capabilities]
     for cc in query.cc:
         if facts.capability(cc) is None and key(cc) < key(capabilities[-1]):
-            message = f"--cc {cc}: the matrix has no fact about it or its neighbours; it has {', '.join(capabilities)}"
-            raise ConfigError(message, fix=f"read it with {READ_CC}")
+            refuse(
+                f"--cc {cc}: the matrix has no fact about it or its neighbours; it has {', '.join(capabilities)}",
+                f"read it with {READ_CC}",
+            )
     variants = {v.variant: v.cuda for release in facts.matrix.torch for v in release.variants}
     if query.variant in variants and query.cuda not in (None, variants[query.variant]):
         cuda = f"CUDA {variants[query.variant]}" if variants[query.variant] else "no CUDA at all"
-        message = f"--variant {query.variant} has {cuda}, --cuda says {query.cuda}"
-        raise ConfigError(message, fix="give one of the two")
+        refuse(f"--variant {query.variant} has {cuda}, --cuda says {query.cuda}", "give one of the two")
 
 
 def _refuse_bad_form(query: Query) -> None:
     if query.variant is not None and not _VARIANT.fullmatch(query.variant):
-        message = f"--variant {query.variant!r} is neither a CUDA variant nor cpu"
-        raise ConfigError(message, fix="write it as cu128 or cpu; ROCm and XPU wheels are not in the matrix")
+        refuse(
+            f"--variant {query.variant!r} is neither a CUDA variant nor cpu",
+            "write it as cu128 or cpu; ROCm and XPU wheels are not in the matrix",
+        )
     if query.cuda is not None and not _CUDA.fullmatch(query.cuda):
-        message = f"--cuda {query.cuda!r} is not a CUDA version"
-        raise ConfigError(message, fix="write it as 12.8")
+        refuse(f"--cuda {query.cuda!r} is not a CUDA version", "write it as 12.8")
     if query.python is not None and not _PYTHON.fullmatch(query.python):
-        message = f"--python {query.python} is not a Python version"
-        raise ConfigError(message, fix="write it as 3.12 (or 3.13t)")
+        refuse(f"--python {query.python} is not a Python version", "write it as 3.12 (or 3.13t)")
     if query.driver is not None and not DRIVER_VERSION.fullmatch(query.driver):
-        message = f"--driver {query.driver} is not a driver version"
-        raise ConfigError(message, fix="write it as nvidia-smi prints it, 570.124.06, or as a branch, 570")
+        refuse(
+            f"--driver {query.driver} is not a driver version",
+            "write it as nvidia-smi prints it, 570.124.06, or as a branch, 570",
+        )
     for cc in query.cc:
         if not _CC.fullmatch(cc):
-            message = f"--cc {cc} is not a compute capability"
-            raise ConfigError(message, fix="write it as 9.0")
+            refuse(f"--cc {cc} is not a compute capability", "write it as 9.0")
 
 
 def requested_devices(facts: Facts, query: Query) -> list[Device]:
@@ -145,8 +146,10 @@ def host_arch(query: Query, devices: list[Device]) -> HostArch:
         return query.arch
     archs = {device.gpu.host_arch: device.label for device in devices if device.gpu is not None}
     if len(archs) > 1:
-        message = f"{' and '.join(archs.values())} are on different host architectures ({', '.join(archs)})"
-        raise ConfigError(message, fix="resolve for one node at a time, or pass --arch")
+        refuse(
+            f"{' and '.join(archs.values())} are on different host architectures ({', '.join(archs)})",
+            "resolve for one node at a time, or pass --arch",
+        )
     return next(iter(archs), "x86_64")
 
 
@@ -169,7 +172,6 @@ def _predicate(requirement: str) -> Callable[[str], bool]:
 
     try:
         specifiers = SpecifierSet(requirement)
-    except InvalidSpecifier as error:
-        message = f"--torch {requirement!r} is not a version requirement"
-        raise ConfigError(message, fix='write 2.8, 2.8.0, "2.8.*" or ">=2.6,<2.9"') from error
+    except InvalidSpecifier:
+        refuse(f"--torch {requirement!r} is not a version requirement", 'write 2.8, 2.8.0, "2.8.*" or ">=2.6,<2.9"')
     return specifiers.contains

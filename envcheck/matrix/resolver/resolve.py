@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.matrix.facts.lookup import Device, Facts, OtherAccelerator, find_gpu, other_accelerator
 from envcheck.matrix.facts.model import BaseImage, Cell, HostArch, Matrix, TorchRelease, branch, key
 from envcheck.matrix.resolver.candidates import Alternative, Candidate, alternatives, candidates, thresholds
@@ -292,8 +292,7 @@ def _image(facts: Facts, cuda: str) -> BaseImage:
     of_minor = [row for row in images if row.cuda == cuda]
     if not of_minor:
         minors = ", ".join(dict.fromkeys(row.cuda for row in images))
-        message = f"what nvidia/cuda of CUDA {cuda} demands is not in the matrix"
-        raise ConfigError(message, fix=f"use one of {minors}")
+        refuse(f"what nvidia/cuda of CUDA {cuda} demands is not in the matrix", f"use one of {minors}")
     return of_minor[-1]
 
 
