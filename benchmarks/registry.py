@@ -49,7 +49,7 @@ import envcheck
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.registry import evidence
 from envcheck.registry import policy as policies
-from envcheck.registry.attached_proofs import read_proofs
+from envcheck.registry.attachments import read_proofs
 from envcheck.registry.choosing import ImageQuery, choose, choose_named
 from envcheck.registry.documents import StoredManifest, digest_of
 from envcheck.registry.evidence import RemoteImage

@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.net.credentials import BearerToken
+from envcheck.mirrors.net.credentials import OriginLogin
 from envcheck.mirrors.net.network_errors import NetworkError
 
 TAINT: Final = "envcheck/unfit"
@@ -47,8 +47,8 @@ def mark(name: str, check: str, reason: str, environ: Mapping[str, str], account
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     url = f"https://{f'[{host}]' if ':' in host else host}:{port}/api/v1/nodes/{quote(name, safe='')}"
     try:
-        token = (account / "token").read_text(encoding="ascii").strip()
-        client = Client(ca=account / "ca.crt", logins=[BearerToken(url, token)], connect=_CONNECT, read=_READ)
+        login = OriginLogin(url, f"Bearer {(account / 'token').read_text(encoding='ascii').strip()}")
+        client = Client(ca=account / "ca.crt", logins=[login], connect=_CONNECT, read=_READ)
         for _ in range(_TRIES):
             status = _marked(client, url, check, reason)
             if status == _OK:

@@ -14,8 +14,7 @@ from msgspec import structs
 
 from envcheck.matrix.facts.model import Cell, key
 from envcheck.mirrors.net.waits import map_in_threads
-from envcheck.registry.attached_proofs import read_proofs, remote_images
-from envcheck.registry.attachments import fallback_tag, is_own_or_fallback
+from envcheck.registry.attachments import fallback_tag, is_own_or_fallback, read_proofs, remote_images
 from envcheck.registry.evidence import RemoteImage
 from envcheck.registry.judge import ImageProofs, JudgedProof, ListedProof, ProofTerms, judge_image
 from envcheck.registry.promotions import promoted

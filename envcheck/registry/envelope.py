@@ -20,13 +20,7 @@ import msgspec
 from envcheck import safe_files
 from envcheck.counting import printable
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.registry.statement import (
-    MalformedError,
-    ProofRefusal,
-    Rejection,
-    decode_json,
-    from_base64,
-)
+from envcheck.registry.statement import MalformedError, ProofRefusal, Rejection, decode_json, from_base64
 from envcheck.signing import PrivateKey, PublicKey, certified_identity
 from envcheck.struct_types import LightRecord, know_types
 

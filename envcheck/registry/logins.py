@@ -19,10 +19,10 @@ import msgspec
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.net.credentials import Login
+from envcheck.mirrors.net.credentials import Login, OriginLogin
 from envcheck.mirrors.net.network_errors import NetworkError, StatusError
 from envcheck.mirrors.net.responses import HttpResponse
-from envcheck.mirrors.net.urls import host_of, is_loopback, is_web_url, origin_of, redirect_target
+from envcheck.mirrors.net.urls import host_of, is_loopback, is_web_url, redirect_target
 from envcheck.registry.references import DOCKER_HUB, DeniedError, ImageReference, RegistryUnavailableError
 from envcheck.struct_types import Secret, know_types
 
@@ -42,17 +42,6 @@ class Account(Secret, frozen=True):
 
     basic: str = ""
     identity: str = ""
-
-
-class OriginLogin(Secret, frozen=True):
-    """An Authorization header for the origin of one URL."""
-
-    url: str
-    authorization: str
-
-    def header(self, url: str) -> str | None:
-        """Return the header for a URL of that origin, else None."""
-        return self.authorization if origin_of(self.url) == origin_of(url) else None
 
 
 class _TokenAnswer(msgspec.Struct):

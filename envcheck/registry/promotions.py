@@ -8,17 +8,16 @@ import msgspec
 from msgspec import structs
 
 from envcheck.errors import EnvcheckError
-from envcheck.registry.attached_proofs import attached_promotions, read_proofs, remote_images
-from envcheck.registry.attachments import PROMOTION_TYPE, attach, promotion_tags
-from envcheck.registry.envelope import open_envelope, sign
-from envcheck.registry.judge import (
-    CLOCK_SKEW,
-    JudgedProof,
-    ListedProof,
-    NodeFacts,
-    ProofTerms,
-    judge_image,
+from envcheck.registry.attachments import (
+    PROMOTION_TYPE,
+    attach,
+    attached_promotions,
+    promotion_tags,
+    read_proofs,
+    remote_images,
 )
+from envcheck.registry.envelope import open_envelope, sign
+from envcheck.registry.judge import CLOCK_SKEW, JudgedProof, ListedProof, NodeFacts, ProofTerms, judge_image
 from envcheck.registry.policy import NamedGpus, Policy
 from envcheck.registry.repository import Repository
 from envcheck.registry.statement import Digest, MalformedError, ProofRefusal, Rejection, decode_json, instant, written

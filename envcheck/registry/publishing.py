@@ -11,8 +11,7 @@ from envcheck.checks import LEVELS, limits
 from envcheck.matrix.facts.model import Cell
 from envcheck.registry import evidence
 from envcheck.registry import statement as statements
-from envcheck.registry.attached_proofs import remote_images
-from envcheck.registry.attachments import REPORT_TYPE, attach
+from envcheck.registry.attachments import REPORT_TYPE, attach, remote_images
 from envcheck.registry.envelope import BUNDLE_TYPE, KeylessSigner, bundle_annotations, sign
 from envcheck.registry.evidence import PackedReport, RemoteImage, UnprovableError, image_arch, ran
 from envcheck.registry.repository import Repository

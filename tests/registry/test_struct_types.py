@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 from envcheck.mirrors.net.client import _SentRequest
-from envcheck.mirrors.net.credentials import HostCredential
-from envcheck.registry.logins import Account, OriginLogin
+from envcheck.mirrors.net.credentials import HostCredential, OriginLogin
+from envcheck.registry.logins import Account
 
 LATE = """
 import inspect, sys

@@ -26,8 +26,7 @@ from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.node.collect import collect
 from envcheck.registry import promotions, publishing
-from envcheck.registry.attached_proofs import read_proofs, remote_images
-from envcheck.registry.attachments import is_own_or_fallback
+from envcheck.registry.attachments import is_own_or_fallback, read_proofs, remote_images
 from envcheck.registry.choosing import ChosenImage, ImageQuery, PullChoice, choose, choose_named
 from envcheck.registry.envelope import KeylessSigner
 from envcheck.registry.evidence import ARCHS

@@ -15,11 +15,7 @@ from envcheck.counting import counted
 from envcheck.errors import ConfigError, EnvcheckError, NotFoundError, PromiseError
 from envcheck.mirrors.fetch import disk
 from envcheck.mirrors.fetch.download import FileDownload
-from envcheck.mirrors.fetch.request import (
-    FetchedFile,
-    TransferOptions,
-    WantedFile,
-)
+from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
 
 AT_ONCE: Final = 4
 _TICK: Final = 0.2

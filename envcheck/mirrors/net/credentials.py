@@ -27,15 +27,15 @@ class Login(Protocol):
         """Return the Authorization header, or None for another host. Raise OSError if the secret is missing."""
 
 
-class BearerToken(Secret, frozen=True):
-    """A token for the scheme, host and port of one URL."""
+class OriginLogin(Secret, frozen=True):
+    """An Authorization header for the scheme, host and port of one URL."""
 
     url: str
-    token: str
+    authorization: str
 
     def header(self, url: str) -> str | None:
         """Return the header for a URL of that origin, else None."""
-        return f"Bearer {self.token}" if origin_of(self.url) == origin_of(url) else None
+        return self.authorization if origin_of(self.url) == origin_of(url) else None
 
 
 class HostCredential(Secret, frozen=True):
@@ -134,7 +134,7 @@ def logins(profile: Profile, *more_endpoints: str, environ: Mapping[str, str] | 
     environ = os.environ if environ is None else environ
     own = _hub_token(environ) if profile.hf.token == "allow" else ""  # noqa: S105 (a policy)
     endpoints = dict.fromkeys([*profile.hf.endpoints, *filter(None, [profile.hf.trusted]), *more_endpoints])
-    tokens = [BearerToken(url, own) for url in endpoints if own]
+    tokens = [OriginLogin(url, f"Bearer {own}") for url in endpoints if own]
     named = [*profile_urls(profile), *more_endpoints]
     return [
         *host_credentials(profile, environ),

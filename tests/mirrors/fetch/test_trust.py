@@ -16,7 +16,7 @@ from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.net.client import Client, hub_client
-from envcheck.mirrors.net.credentials import BearerToken
+from envcheck.mirrors.net.credentials import OriginLogin
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
 from tests.certificates import Certificate
@@ -36,13 +36,16 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_token_goes_to_its_origin_alone(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
     target = serve()
     front = serve(redirect=target.url)
-    fetch(wanted_file(front), dataclasses.replace(means, client=Client(logins=[BearerToken(front.url, CANARY)])))
+    fetch(
+        wanted_file(front),
+        dataclasses.replace(means, client=Client(logins=[OriginLogin(front.url, f"Bearer {CANARY}")])),
+    )
     assert front.logins == {f"Bearer {CANARY}"}
     assert target.logins == {None}
     port = front.port
     for other in (front.url.replace("http:", "https:"), front.url.replace(f":{port}", f":{port + 1}")):
         front.requests.clear()
-        with Client(logins=[BearerToken(other, CANARY)]).get(front.url):
+        with Client(logins=[OriginLogin(other, f"Bearer {CANARY}")]).get(front.url):
             assert front.logins == {None}
 
 
