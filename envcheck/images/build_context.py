@@ -26,7 +26,7 @@ from envcheck.images.spec import ImageSpec
 from envcheck.images.wheels import local_wheels, refused_wheels
 from envcheck.mirrors.profiles.host_config import apt_sources, base_urls, ca_bundle
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, hf_environment, network_indexes
-from envcheck.mirrors.settings import RenderOptions, apt_sources_of, pip_conf, uv_toml
+from envcheck.mirrors.settings import RenderOptions, apt_sources_of, client_file
 
 Network = Literal["none", "default", "host"]
 _SCRIPTS: Final = {"os": ("os.sh", "packages.sh"), "install": ("install.sh", "bytecode.py"), "prove": ("prove.py",)}
@@ -262,4 +262,5 @@ def _normalise(out: Path) -> None:
 def _kept_files(profile: Profile, variant: str) -> dict[str, str]:
     """Return what `keep: true` leaves in an image, path below / -> content: no credentials, no file of this machine."""
     options = RenderOptions(variant=variant, local=False)
-    return {"etc/pip.conf": pip_conf(profile, options), "etc/uv/uv.toml": uv_toml(profile, options)}
+    pip, uv = (client_file(profile, client, options) for client in ("pip", "uv"))
+    return {"etc/pip.conf": pip, "etc/uv/uv.toml": uv}

@@ -18,14 +18,7 @@ from hypothesis import strategies as st
 from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles.load import preset_profile, presets
 from envcheck.mirrors.profiles.model import Conda, Credential, HuggingFace, Index, Profile
-from envcheck.mirrors.settings import (
-    FORMATS,
-    RenderOptions,
-    pip_conf,
-    render,
-    settings_of,
-    uv_toml,
-)
+from envcheck.mirrors.settings import FORMATS, RenderOptions, client_file, render, settings_of
 from tests.tables import each
 
 CANARY = "hunter2-canary"
@@ -119,8 +112,8 @@ def test_variables_name_the_index_of_torch_that_they_cannot_set() -> None:
 
 def test_what_stays_in_an_image_names_no_file_of_this_machine() -> None:
     wish = msgspec.structs.replace(WISH, local=False)
-    assert pip_conf(SITE, wish) == "[global]\nindex-url = https://pypi.example:8443/simple\n"
-    assert "/srv" not in uv_toml(SITE, wish)
+    assert client_file(SITE, "pip", wish) == "[global]\nindex-url = https://pypi.example:8443/simple\n"
+    assert "/srv" not in client_file(SITE, "uv", wish)
 
 
 def test_the_environment_of_hugging_face_and_model_scope() -> None:
