@@ -220,7 +220,7 @@ def with_default_url(index: Index, family: str) -> Index:
 def network_sources(profile: Profile, part: str) -> list[Index]:
     """Return the indexes on the network that a profile has for a part of a lock: "pypi" or "pytorch/cu128"."""
     family, _, variant = part.partition("/")
-    indexes = [index for index in (profile.pypi if family == PYPI else profile.pytorch) if index.local is None]
+    indexes = [index for index in profile.indexes(family) if index.local is None]
     if not indexes and profile.name in CLIENT_PROFILES:
         indexes = [Index(url=CLIENT_DEFAULT)]
     named = (with_default_url(index, family) for index in indexes)

@@ -1,6 +1,7 @@
 """Probe mirrors for the files that are needed, in parallel and within a time, and choose those that pass.
 
 Pages and first bytes are requested in parallel; rates are measured one mirror at a time, as they share a network link.
+No speed outweighs a failed criterion.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
+from envcheck.counting import counted
 from envcheck.errors import UnavailableError
 from envcheck.mirrors.index import (
     ACCEPT,
@@ -34,7 +36,6 @@ from envcheck.mirrors.net.waits import map_within
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import load, presets
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Credential, Index, Profile
-from envcheck.mirrors.ranking import FileStatus, MirrorMeasurement, RankedMirror, Rate, judged, rank
 
 SECONDS: Final = 45.0
 # The range of a rate: bytes, and seconds after which it is broken off.
@@ -43,6 +44,93 @@ _RANGE_SECONDS: Final = 5.0
 _CHUNK: Final = 1 << 16
 _THREADS: Final = 6
 _OUT_OF_TIME: Final = "the probe's time ran out"
+
+
+class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One needed file on one mirror. Sizes are in bytes.
+
+    `listed`: its page has a hash of the lock, or no hashes but its name, or nothing. `size` is what its pages
+    say; `why` says what is missing. The rest is the response to a request for the first byte, after redirects.
+    """
+
+    need: str
+    listed: Literal["hash", "name", "absent"]
+    sha256: str | None = None
+    size: int | None = None
+    why: str | None = None
+    status: int | None = None
+    hosts: list[str] = []
+    ranged: bool = False
+    served_size: int | None = None
+
+    @property
+    def available(self) -> bool:
+        """Tell whether the file is there; a range of an empty file is refused."""
+        return self.status in {200, 206} or self.served_size == 0
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """A download of a range in the middle of the largest file. `why` says why it ended early."""
+
+    bytes: int
+    seconds: float
+    why: str | None = None
+
+    @property
+    def speed(self) -> float:
+        """Return bytes per second."""
+        return self.bytes / self.seconds if self.seconds > 0 else 0.0
+
+
+class MirrorMeasurement(msgspec.Struct, frozen=True, kw_only=True):
+    """All measurements of one mirror for a part of a lock.
+
+    `own` are the hosts that the profile names; only the clients' own default (`origin`) may redirect to others.
+    `latency`: the seconds until the first answer. `range_fault` says why a range in the middle of a file failed.
+    """
+
+    mirror: str
+    part: str
+    own: list[str]
+    closed: bool
+    origin: bool
+    needs: int
+    missing: str | None
+    untrusted: str | None
+    plain: bool
+    latency: float | None
+    files: list[FileStatus]
+    rate: Rate | None = None
+    range_fault: str | None = None
+
+    @property
+    def answered(self) -> bool:
+        """Tell whether any host answered."""
+        return self.latency is not None
+
+
+class Criterion(msgspec.Struct, frozen=True, kw_only=True):
+    """One criterion. `passed` is None if undetermined. A hard criterion that is not passed excludes the mirror."""
+
+    name: str
+    passed: bool | None
+    why: str
+    hard: bool = True
+
+
+class RankedMirror(msgspec.Struct, frozen=True, kw_only=True, rename={"criteria": "gates"}):
+    """A ranked mirror with the reasons for its place."""
+
+    mirror: str
+    part: str
+    passed: bool
+    criteria: list[Criterion]
+    measured: MirrorMeasurement
+
+    @property
+    def failed(self) -> list[Criterion]:
+        """Return the hard criteria that are not passed."""
+        return [criterion for criterion in self.criteria if criterion.hard and not criterion.passed]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +275,7 @@ def own_hosts(profile: Profile, urls: Iterable[str]) -> list[str]:
 
 def is_origin(profile: Profile, part: str) -> bool:
     """Tell whether a part comes from the client's default only."""
-    indexes = [index for index in (profile.pypi if part == PYPI else profile.pytorch) if index.local is None]
+    indexes = [index for index in profile.indexes(part) if index.local is None]
     return all(index.url == CLIENT_DEFAULT for index in indexes) and (bool(indexes) or profile.name in CLIENT_PROFILES)
 
 
@@ -203,27 +291,97 @@ def ranked_mirrors(target: Target, mirrors: Sequence[Mirror], seconds: float = S
     # The nearest first, as the time may end.
     for number in sorted(range(len(probes)), key=lambda number: measured[number].latency or math.inf):
         if judged(measured[number]).passed and time.monotonic() < end:
-            measured[number] = _with_rate(probes[number], measured[number], end)
-    return rank(measured)
+            try:
+                measured[number] = msgspec.structs.replace(measured[number], rate=_rate(probes[number], end))
+            except NetworkError as error:
+                measured[number] = msgspec.structs.replace(measured[number], range_fault=str(error))
+    return sorted(map(judged, measured), key=_order)
 
 
-def _with_rate(one: _Probe, measured: MirrorMeasurement, end: float) -> MirrorMeasurement:
-    """Return the measurement with the rate of the mirror's largest file."""
+def _order(ranked: RankedMirror) -> tuple[bool, bool, bool, float]:
+    """Return what mirrors are sorted by: those that pass, and redirect to no hosts of others, then by rate."""
+    measured = ranked.measured
+    redirects = not measured.origin and any(one.name == "stays" and not one.passed for one in ranked.criteria)
+    return not ranked.passed, not measured.answered, redirects, -(measured.rate.speed if measured.rate else 0.0)
+
+
+def judged(measured: MirrorMeasurement) -> RankedMirror:
+    """Return the mirror with every criterion that can be told, in the order in which failures are reported."""
+    criteria = list(_criteria(measured))
+    passed = all(criterion.passed for criterion in criteria if criterion.hard)
+    return RankedMirror(mirror=measured.mirror, part=measured.part, passed=passed, criteria=criteria, measured=measured)
+
+
+def _criteria(measured: MirrorMeasurement) -> Iterator[Criterion]:
+    if measured.untrusted is not None:
+        yield Criterion(name="tls", passed=False, why=measured.untrusted)
+    elif measured.answered and measured.plain:
+        why = "plain http: only the lock's hashes protect the bytes"
+        yield Criterion(name="tls", passed=None, why=why, hard=False)
+    elif measured.answered:
+        yield Criterion(name="tls", passed=True, why="every certificate is trusted")
+    yield _coverage(measured)
+    served = [file for file in measured.files if file.available]
+    if served:
+        yield _hash(served)
+        yield _ranges(measured, served)
+        yield _stays(measured, served)
+
+
+def _coverage(measured: MirrorMeasurement) -> Criterion:
+    if measured.missing is not None:
+        return Criterion(name="coverage", passed=False, why=measured.missing)
+    lacking = {file.need: file.why for file in measured.files if not file.available}
+    why = f"has {measured.needs - len(lacking)} of {counted(measured.needs, 'file')}"
+    if lacking:
+        need, reason = next(iter(lacking.items()))
+        more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
+        return Criterion(name="coverage", passed=False, why=f"{why}; {need}: {reason}{more}")
+    return Criterion(name="coverage", passed=True, why=why)
+
+
+def _hash(served: Sequence[FileStatus]) -> Criterion:
+    wrong = next(
+        (file for file in served if None not in {file.size, file.served_size} and file.size != file.served_size), None
+    )
+    if wrong is not None:
+        why = f"{wrong.need}: {wrong.hosts[-1]} has {wrong.served_size} bytes, expected {wrong.size}"
+        return Criterion(name="hash", passed=False, why=why)
+    named = sum(file.listed == "name" for file in served)
+    ways = {"hash": len(served) - named, "name, which a fetch verifies": named}
+    why = ", ".join(f"{counted(number, 'file')} by {way}" for way, number in ways.items() if number)
+    return Criterion(name="hash", passed=True, why=why)
+
+
+def _ranges(measured: MirrorMeasurement, served: Sequence[FileStatus]) -> Criterion:
+    if measured.range_fault is not None:
+        return Criterion(name="ranges", passed=False, why=f"range in the middle of a file: {measured.range_fault}")
+    without = next((file for file in served if file.served_size and not file.ranged), None)
+    if without is not None:
+        why = f"{without.hosts[-1]} answers {without.status} to a range: no resume or split"
+        return Criterion(name="ranges", passed=False, why=why)
+    return Criterion(name="ranges", passed=True, why="206 with the right Content-Range")
+
+
+def _stays(measured: MirrorMeasurement, served: Sequence[FileStatus]) -> Criterion:
+    foreign = sorted({host for file in served for host in file.hosts} - set(measured.own))
+    if not foreign:
+        return Criterion(name="stays", passed=True, why="no request left the mirror's own hosts", hard=measured.closed)
+    away = sum(not set(file.hosts) <= set(measured.own) for file in served)
+    last = "" if measured.closed or measured.origin else "; it comes after mirrors that serve their own files"
+    why = f"{away} of {counted(len(served), 'file')} from {', '.join(foreign)}{last}"
+    return Criterion(name="stays", passed=False, why=why, hard=measured.closed)
+
+
+def _rate(one: _Probe, end: float) -> Rate | None:
+    """Measure a range in the middle of the mirror's largest file: one that starts at 0 proves nothing."""
     file, url = max(one.files, key=lambda pair: pair[0].served_size or 0)
-    try:
-        rate = _rate(one.mirror.client, url, file.served_size or 0, end)
-    except NetworkError as error:
-        return msgspec.structs.replace(measured, range_fault=str(error))
-    return msgspec.structs.replace(measured, rate=rate)
-
-
-def _rate(client: Client, url: str, total: int, end: float) -> Rate | None:
-    """Measure a range in the middle of a file: one that starts at 0 proves nothing."""
+    total = file.served_size or 0
     size = min(_RANGE, total // 2)
     if not size:
         return None
     start, began, received, why = (total - size) // 2, time.monotonic(), 0, None
-    with client.get(url, {"Range": f"bytes={start}-{start + size - 1}"}) as answer:
+    with one.mirror.client.get(url, {"Range": f"bytes={start}-{start + size - 1}"}) as answer:
         answer.demand_range(start, start + size, total)
         try:
             for chunk in answer.chunks(_CHUNK):
@@ -294,21 +452,15 @@ def _demand_source(
 
 def _indexes(used: Sequence[RankedMirror], profiles: Mapping[str, Profile], family: str) -> list[Index]:
     part = PYPI if family == PYPI else "pytorch/{variant}"
-    ranked = [profiles[one.mirror] for one in used if one.part.partition("/")[0] == family]
-    remote = [
-        index
-        for profile in ranked
-        for index in [one for one in _of_family(profile, family) if one.local is None] or network_sources(profile, part)
-    ]
+    remote: list[Index] = []
+    for profile in (profiles[one.mirror] for one in used if one.part.partition("/")[0] == family):
+        named = [index for index in profile.indexes(family) if index.local is None]
+        remote += named or network_sources(profile, part)
     return list(dict.fromkeys([*_local_indexes(profiles.values(), family), *remote]))
 
 
-def _of_family(profile: Profile, family: str) -> list[Index]:
-    return profile.pypi if family == PYPI else profile.pytorch
-
-
 def _local_indexes(profiles: Iterable[Profile], family: str) -> list[Index]:
-    return [index for profile in profiles for index in _of_family(profile, family) if index.local is not None]
+    return [index for profile in profiles for index in profile.indexes(family) if index.local is not None]
 
 
 def _reason(one: RankedMirror, used: Sequence[RankedMirror]) -> str:

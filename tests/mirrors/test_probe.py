@@ -19,6 +19,7 @@ from envcheck.mirrors.index import LockedPackage, network_sources, python_index
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.probe import (
     Mirror,
+    RankedMirror,
     choose,
     default_mirrors,
     is_origin,
@@ -27,7 +28,6 @@ from envcheck.mirrors.probe import (
     ranked_mirrors,
 )
 from envcheck.mirrors.profiles.model import Credential, Index, Profile
-from envcheck.mirrors.ranking import RankedMirror
 from tests.certificates import self_signed, signed
 from tests.http_server import Answer, Request, Server, Servers, endless, paced, ranged
 from tests.tables import each

@@ -17,8 +17,7 @@ from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.images.lockfile import parse_requirements
 from envcheck.mirrors import probe
-from envcheck.mirrors.probe import SECONDS
-from envcheck.mirrors.ranking import Criterion, RankedMirror
+from envcheck.mirrors.probe import SECONDS, Criterion, RankedMirror
 from envcheck.safe_files import read_whole
 
 _NAME: Final = 22

@@ -101,6 +101,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     keep: bool = False
     closed: bool = False
 
+    def indexes(self, part: str) -> list[Index]:
+        """Return the indexes for a part of a lock: "pypi", "pytorch" or "pytorch/cu128"."""
+        return self.pypi if part == "pypi" else self.pytorch
+
 
 def network_indexes(indexes: list[Index], *, closed: bool = False) -> list[Index]:
     """Return the indexes on the network, in order. Without any, return the client's default, unless `closed`."""

@@ -36,8 +36,8 @@ def indexes(profile: Profile, parts: Sequence[Part]) -> list[SiteIndex]:
     """
     found = []
     for part in parts:
-        named, default = (profile.pypi, python_index) if part == "pypi" else (profile.pytorch, pytorch_index)
-        sources = network_indexes(named, closed=profile.closed)
+        default = python_index if part == "pypi" else pytorch_index
+        sources = network_indexes(profile.indexes(part), closed=profile.closed)
         if not sources:
             message = f"{profile.name} is closed and names no index under `{part}:`"
             raise ConfigError(message, fix="name one, remove `closed`, or pass --no-pytorch if that is missing")
