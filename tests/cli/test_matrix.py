@@ -37,7 +37,7 @@ def test_check_passes_on_what_is_shipped(run: Run) -> None:
     code, out, _ = run("matrix", "check")
     assert (code, out) == (
         0,
-        "nothing wrong with 29 torch releases, 31 GPUs, 26 driver branches, 136 releases of 38 extensions\n",
+        "nothing wrong with 29 torch releases, 31 GPUs, 26 driver branches\n",
     )
 
 

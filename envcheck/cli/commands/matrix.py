@@ -18,7 +18,6 @@ from envcheck.cli.options import ARCHS, Argument, Option, command_with
 from envcheck.cli.shared.process import print_table
 from envcheck.counting import counted
 from envcheck.errors import ConfigError, NothingLegalError, UnavailableError
-from envcheck.matrix.extensions import file as extension_file
 from envcheck.matrix.extensions.opened_wheel import OpenedWheel, extensions_file, without_foreign
 from envcheck.matrix.facts.lookup import all_gpus
 from envcheck.matrix.facts.model import Matrix, key
@@ -170,11 +169,6 @@ def check(options: MatrixCheckOptions, settings: Settings) -> int:
     findings = lint(matrix)
     sound = [counted(len(matrix.torch), "torch release"), counted(len(matrix.gpus), "GPU")]
     sound.append(f"{len(matrix.drivers)} driver branches")
-    if settings.matrix is None:
-        extensions = extension_file.load()
-        findings += extension_file.lint(extensions, matrix)
-        releases = sum(len(row.releases) for row in extensions.extensions)
-        sound.append(f"{counted(releases, 'release')} of {counted(len(extensions.extensions), 'extension')}")
     if options.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode([row._asdict() for row in findings])).decode())
     else:

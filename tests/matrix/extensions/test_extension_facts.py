@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
+from extension_lint import MOST_MINORS, lint
 
 from envcheck.errors import ConfigError
 from envcheck.matrix.extensions import file
-from envcheck.matrix.extensions.file import MOST_MINORS, Extension, ExtensionRelease, Extensions, ExtensionWheel, lint
+from envcheck.matrix.extensions.file import Extension, ExtensionRelease, Extensions, ExtensionWheel
 from envcheck.matrix.facts.model import Matrix
 from tests.tables import each
 
