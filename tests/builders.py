@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envcheck.checks import Check, View, passed
+from envcheck.checks import Check, Outcome, View, passed
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
 from envcheck.reports.model import HostFacts, RunReport
-from envcheck.runner.judging import verdict
+from envcheck.runner.judging import Evidence, apply_rules, verdict
 from envcheck.runner.launcher import Place
 from envcheck.runner.planning import CheckModule
 from envcheck.runner.schema import OutcomeRow, Plan, PlannedCheck, TargetFacts
@@ -31,7 +31,6 @@ Entry = dict[str, Any]
 
 
 def machine(name: str) -> Snapshot:
-    """Return a snapshot of tests/data/snapshots."""
     return from_json(json.loads((DATA / "snapshots" / f"{name}.json").read_text(encoding="utf-8")))
 
 
@@ -43,7 +42,6 @@ def gpu_view(name: str, promises: dict[str, str] | None = None, **environment: A
 
 
 def cpu_view() -> View:
-    """Return the view of a machine without a GPU."""
     return View(machine("cpu"), {"torch": "2.13.0+cpu", "cuda": None, "device_count": 0, "python": "3.11.2"})
 
 
@@ -92,19 +90,16 @@ def group(
 def check_module(
     identity: str = "speed", kind: Any = "env", judge: Callable[..., Any] = lambda *_: passed("fine"), **check: Any
 ) -> CheckModule:
-    """Return a check as it is found in a file."""
     about = Check(**{"promise": "holds", "level": "quick", **check})
     return CheckModule(identity, kind, about, judge, "doc", f"module:{identity}", Path(f"{identity}.py"))
 
 
 def row(identity: str, status: Any = "pass", summary: str | None = None, **more: Any) -> OutcomeRow:
-    """Return the outcome of a check as a report has it."""
     message = f"{identity} said so" if summary is None else summary
     return OutcomeRow(**{"id": identity, "kind": "env", "status": status, "summary": message, **more})
 
 
 def planned(identity: str, **changes: Any) -> PlannedCheck:
-    """Return a check as a plan has it."""
     check = {"kind": "env", "level": "quick", "promise": f"{identity} holds", "seconds": 2.0, "timeout": 30.0}
     return PlannedCheck(**{"id": identity, **check, "gpus": 1, "ranks": 0, "performance": True, **changes})
 
@@ -131,3 +126,8 @@ def report(*outcomes: OutcomeRow, mode: Any = "gpu", **facts: Any) -> RunReport:
             **facts,
         }
     )
+
+
+def after_rules(outcome: Outcome, check: CheckModule, details: dict[str, Any]) -> Outcome:
+    """Return an outcome after the rules that follow its judge."""
+    return apply_rules(outcome, Evidence(check, View(Snapshot()), details))

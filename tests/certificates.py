@@ -35,7 +35,6 @@ def resigned(ca: Path, at: Path, *hosts: str) -> Certificate:
 
 
 def self_signed(at: Path, *hosts: str) -> Certificate:
-    """Make a server's certificate that nobody has signed."""
     own = ("-x509", "-days", "2", "-subj", "/CN=mirror", "-addext", _names(hosts))
     leaf = ("-addext", "basicConstraints=critical,CA:FALSE")
     openssl(at, *_NEW, *own, *leaf, "-keyout", "key.pem", "-out", "cert.pem")

@@ -71,7 +71,6 @@ REQUIRE_ALL = bool(os.environ.get("ENVCHECK_REQUIRE_ALL"))
 
 @pytest.fixture(scope="session")
 def promtool() -> str:
-    """Return Prometheus' own judge of metrics and rules."""
     text = shutil.which("promtool")
     if text is None:
         pytest.skip("no promtool here (`make test` unpacks it where apt is)")
@@ -88,24 +87,20 @@ def _python(variable: str, missing: str, makes: str) -> Path:
 
 @pytest.fixture(scope="session")
 def torch_python() -> Path:
-    """Return the interpreter of a real torch environment, which `.ci/test` builds with envcheck itself."""
     return _python("ENVCHECK_TEST_PYTHON", "torch environment", "builds one")
 
 
 def train_python() -> Path:
-    """Return the interpreter of a real environment of target train, which `.ci/test` builds with envcheck itself."""
     return _python("ENVCHECK_TEST_TRAIN_PYTHON", "environment of target train", "builds one")
 
 
 @pytest.fixture(scope="session")
 def hub_python() -> Path:
-    """Return the interpreter that has huggingface_hub, transformers and olah; `.ci/test` installs them."""
     return _python("ENVCHECK_TEST_HUB", "huggingface_hub", "installs it")
 
 
 @pytest.fixture(scope="session")
 def keyless_python() -> Path:
-    """Return the interpreter that has the extra `keyless`; `.ci/test` installs it."""
     return _python("ENVCHECK_TEST_KEYLESS", "sigstore", "installs it")
 
 
@@ -128,7 +123,6 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 
 @pytest.fixture
 def servers() -> Iterator[Servers]:
-    """Return what starts servers; they stop with the test."""
     with Servers() as servers:
         yield servers
 
@@ -152,7 +146,6 @@ class SabotagedTorch(NamedTuple):
 
 @pytest.fixture(scope="session")
 def liars(once: Callable[..., Path]) -> Path:
-    """Return a directory with a check for each lie."""
     return once("liars", lies.write)
 
 

@@ -57,7 +57,6 @@ def _versions(names: Sequence[str], strings: _Strings) -> bytes:
 
 
 def library(made: MadeLibrary) -> bytes:
-    """Return the bytes of a library."""
     strings, names = _Strings(), _Strings()
     symbols = bytes(24)
     for listed, info, section in ((made.undefined, 0x12, 0), (made.weak, 0x22, 0), (made.exported, 0x12, 1)):

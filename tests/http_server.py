@@ -211,7 +211,6 @@ def endless(before: bytes, unit: bytes = b"x", pause: float = 0.1) -> Speaking:
 
 
 def ranged(request: Request, content: bytes | Path, headers: Mapping[str, str] | None = None) -> Answer:
-    """Return the part of a file that is asked for."""
     size = len(content) if isinstance(content, bytes) else content.stat().st_size
     span, result = request.span(size), dict(headers or {})
     if span is None:
@@ -245,8 +244,6 @@ def paced(answer: Answer, pause: float, block: int = BLOCK) -> Answer:
 
 
 def directory(root: Path, index: str = "index.html") -> Answering:
-    """Return what answers with the files below a directory, as a static server does."""
-
     def answer(request: Request) -> Answer:
         path = root / request.route.lstrip("/")
         path = path / index if path.is_dir() else path

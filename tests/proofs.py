@@ -64,19 +64,16 @@ H200: Final = NodeFacts(("NVIDIA H200",), 1, "570.124.06", "x86_64")
 
 
 def key(folder: Path, name: str = "key") -> PrivateKey:
-    """Return a new key."""
     new_key(folder / name)
     return load_private(folder / name)
 
 
 def facts(**digests: Any) -> ImageFacts:
-    """Return what an engine says of an image."""
     return ImageFacts(**{"runs_as": "", "program": "", "history": 1, "secrets": [], **digests})
 
 
 @functools.cache
 def recorded(name: str) -> RunReport:
-    """Return a report of tests/data/reports."""
     return load(REPORTS / f"{name}.json")
 
 
@@ -104,7 +101,6 @@ def whole(report_: RunReport) -> RunReport:
 
 @functools.cache
 def packed(name: str = "h200x1") -> evidence.PackedReport:
-    """Return the evidence of a recorded report."""
     return evidence.pack(report(name))
 
 
@@ -141,7 +137,6 @@ def failed(statement: Statement, **changes: Any) -> Statement:
 
 
 def bundle(statement: Statement, by: PrivateKey) -> bytes:
-    """Return the statement in a bundle."""
     return envelope.sign(statements.encode(statement), statements.PAYLOAD_TYPE, by)
 
 
@@ -163,5 +158,4 @@ def attached(content: bytes | Statement, by: PrivateKey | None = None, *, name: 
 def judged(
     *lying: ListedProof, policy: Policy, node: NodeFacts | None = NODE, now: dt.datetime = NOW, image: str = MANIFEST
 ) -> ImageProofs:
-    """Return what becomes of these proofs of IMAGE."""
     return judge_image(lying, image, ProofTerms(policy, node, now, load_matrix()))

@@ -55,7 +55,6 @@ def referrers_registry(at: Path) -> Iterator[str]:
 
 
 def stored_blob(at: Path, digest: str) -> Path:
-    """Return the file of a blob or manifest of docker_registry."""
     value = digest.partition(":")[2]
     return at / "data/docker/registry/v2/blobs/sha256" / value[:2] / value / "data"
 

@@ -194,7 +194,6 @@ def test_a_command_does_what_its_page_shows(each: PageCommand, desk: Path) -> No
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"(?m)^#+ (.*)$", page.read_text(encoding="utf-8"))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

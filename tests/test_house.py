@@ -95,7 +95,6 @@ def test_foreign_interpreters_parse_what_they_import_and_find_all_of_it() -> Non
 
 
 def imported(node: ast.AST) -> list[str]:
-    """Return the first words of the modules that a statement imports."""
     names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
     names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
     return [name.split(".")[0] for name in names]

@@ -26,7 +26,6 @@ def openssl(*words: object) -> bytes:
 
 
 def made(folder: Path, kind: str) -> tuple[Path, Path]:
-    """Return a private and a public key that openssl made."""
     private, public = folder / "key", folder / "key.pub"
     kinds = {
         "ed25519": ("-algorithm", "ed25519"),

@@ -35,7 +35,6 @@ def steps(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def faults(text: str, name: str = "x.yml") -> list[str]:
-    """Return what breaks the rules in the text of a workflow or an action."""
     document = yaml.safe_load(text)
     actual = [line.strip() for line in text.splitlines() if re.search(r"\buses:", line) and not used(line)]
     parts = [document["runs"]] if "runs" in document else [*document["jobs"].values()]
@@ -64,7 +63,6 @@ def step_faults(step: dict[str, Any], name: str) -> list[str]:
 
 
 def granted(job: dict[str, Any]) -> bool:
-    """Tell whether a job says its permissions one by one."""
     grants = job.get("permissions")
     return isinstance(grants, dict) and set(grants.values()) <= {"read", "write", "none"}
 
@@ -191,7 +189,6 @@ def test_only_the_job_that_publishes_without_a_key_gets_a_token_to_sign_with() -
 
 
 def functions() -> dict[str, str]:
-    """Return the text of each step of .ci/step."""
     text = (ROOT / ".ci/step").read_text(encoding="utf-8")
     return dict(re.findall(r"(?ms)^([a-z]+)\(\) \{\n(.*?)^\}", text))
 

@@ -38,7 +38,6 @@ def read(data: bytes) -> object:
 
 
 def complaint(data: bytes) -> str | None:
-    """Return what the reader says of a file that it refuses."""
     try:
         read(data)
     except BinaryError as error:

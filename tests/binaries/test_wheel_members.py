@@ -17,7 +17,6 @@ METADATA = b"Metadata-Version: 2.1\nName: x\nVersion: 1.0\n"
 
 
 def wheel(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> Path:
-    """Write a zip file with METADATA and other members."""
     with zipfile.ZipFile(path, "w", compression) as archive:
         for name, data in {"x-1.0.dist-info/METADATA": METADATA, **members}.items():
             archive.writestr(name, data)

@@ -100,7 +100,6 @@ def looks_like_one(code: str) -> bool:
 
 
 def documented(code: str) -> bool:
-    """Return whether the page has a row for a code of a report."""
     return any(re.fullmatch(re.sub(r"<[a-z]+>", "[a-z0-9-]+", re.escape(row)), code) for row in ROWS)
 
 

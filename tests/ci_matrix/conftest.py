@@ -20,8 +20,6 @@ def matrix() -> Matrix:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return what runs refresh.py: its exit code, standard output and standard error."""
-
     def call(*args: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["refresh.py", *args])
         code = refresh.main()

@@ -13,7 +13,6 @@ from envcheck.cli import main
 def run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Callable[..., tuple[int, str, str]]:
-    """Return what runs a command: its exit code, standard output and standard error."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def call(*args: str) -> tuple[int, str, str]:

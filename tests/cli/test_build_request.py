@@ -46,7 +46,6 @@ REFUSED: list[tuple[str, dict[str, Any], EngineName, type[EnvcheckError]]] = [
 
 
 def refusal(found: EngineName, options: dict[str, Any]) -> EnvcheckError | None:
-    """Return the error of these options."""
     try:
         request(found, **options)
     except EnvcheckError as error:

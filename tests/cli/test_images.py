@@ -31,7 +31,6 @@ GRACE = "torch2.14.1-cu130-py312"
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """Return an images directory with one locked cell."""
     (tmp_path / CELL).mkdir()
     for path in (data_path("images") / CELL).glob("*.lock"):
         (tmp_path / CELL / path.name).write_bytes(path.read_bytes())
@@ -40,8 +39,6 @@ def images(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(images: Path) -> Callable[..., Result]:
-    """Return a runner of a command on that directory."""
-
     def call(command: str, *arguments: str) -> Result:
         return CliRunner().invoke(cli, [command, "--images", str(images), *arguments])
 

@@ -23,14 +23,12 @@ def run(*arguments: str, stdin: str | None = None) -> Result:
 
 
 def cells(*arguments: str, stdin: str | None = None) -> list[str]:
-    """Return the cells of the jobs that the arguments select."""
     shown = run(*arguments, "--format", "github", stdin=stdin)
     assert shown.exit_code == 0, shown.output
     return list(dict.fromkeys(job["cell"] for job in json.loads(shown.stdout)["include"]))
 
 
 def refusal(*arguments: str, stdin: str | None = None) -> str:
-    """Return the line of a refused command."""
     error = run(*arguments, stdin=stdin).exception
     assert isinstance(error, ConfigError | UnavailableError)
     return str(error)

@@ -42,12 +42,10 @@ EXTENSION = library(
 
 
 def opened(run: Run, *arguments: str) -> tuple[int, str, str]:
-    """Run the command on a wheel."""
     return run("matrix", "wheel", *arguments)
 
 
 def made(directory: Path, data: bytes = EXTENSION, name: str = "ext-1.0-cp312-cp312-manylinux_2_28_x86_64.whl") -> Path:
-    """Write a wheel with one library under a name of a real one."""
     requires = [
         "torch>=2.10",
         "numpy<3; python_version >= '3.12'",

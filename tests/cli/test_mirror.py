@@ -23,7 +23,6 @@ ca: ca.pem
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a home of its own with a site's profile in it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path / "state"))
@@ -39,7 +38,6 @@ def run(*args: str) -> Any:
 
 
 def refused(*args: str) -> str:
-    """Return the one line a wrong call ends with."""
     completed = subprocess.run(
         [sys.executable, "-m", "envcheck", "mirror", *args], capture_output=True, text=True, check=False
     )

@@ -93,7 +93,6 @@ def test_what_cannot_be_meant_is_a_usage_error(trial: click.Command, seen: list[
 
 
 def walk(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
-    """Return every command below a group by its path, "store gc"."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)

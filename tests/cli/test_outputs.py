@@ -154,7 +154,6 @@ def test_tasks_that_each_have_gpus_of_their_own_are_refused(gpus: dict[str, str]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Return what starts `envcheck run` on a check of a site, in one directory."""
     (tmp_path / "site/env").mkdir(parents=True)
     (tmp_path / "cwd").mkdir()
     started: list[subprocess.Popen[str]] = []

@@ -24,8 +24,6 @@ Envcheck = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Envcheck:
-    """Return what runs envcheck in an empty directory."""
-
     def start(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "envcheck", *argv],
@@ -41,8 +39,6 @@ def run(tmp_path: Path) -> Envcheck:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Callable[..., Path]:
-    """Return what saves a small report under a name."""
-
     def save(name: str, *outcomes: OutcomeRow) -> Path:
         made = builders.report(
             *outcomes,

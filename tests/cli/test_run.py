@@ -28,8 +28,6 @@ Add = Callable[..., None]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Envcheck:
-    """Return what runs envcheck in an empty directory, outside any environment but the given one."""
-
     def start(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
         kept = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "CONDA_PREFIX")}
         (tmp_path / "cwd").mkdir(exist_ok=True)
@@ -47,7 +45,6 @@ def run(tmp_path: Path) -> Envcheck:
 
 @pytest.fixture
 def add(tmp_path: Path) -> Add:
-    """Return what adds a check to the site's own."""
     (tmp_path / "site" / "env").mkdir(parents=True)
 
     def write(name: str, outcome: str, *, measure: str = "return {}", level: str = "quick", options: str = "") -> None:

@@ -40,7 +40,6 @@ NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Return the environment of a cluster of four nodes that is up."""
     absent = [program for program in PROGRAMS if shutil.which(program) is None]
     if absent or os.geteuid() != 0:
         pytest.skip(f"Slurm needs root and {', '.join(PROGRAMS)}; not here: {', '.join(absent) or 'root'}")
@@ -112,7 +111,6 @@ def node(environment: dict[str, str], name: str) -> str:
 
 @contextlib.contextmanager
 def started(command: list[str], environment: dict[str, str], at: Path) -> Iterator[None]:
-    """Run a daemon until the block ends, and what it started with it."""
     with (at / f"{command[0]}{command[-1]}.out".replace("/", "_")[-80:]).open("wb") as out:
         process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
     try:
@@ -132,7 +130,6 @@ def idle(environment: dict[str, str]) -> int:
 
 
 def until(ready: Callable[[], bool], at: Path) -> None:
-    """Wait until this is true; else fail with what the daemons wrote."""
     deadline = time.monotonic() + PATIENCE
     while not ready():
         if time.monotonic() > deadline:

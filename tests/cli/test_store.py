@@ -20,7 +20,6 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """Return a store with two versions of a small model."""
     made = Store(tmp_path / "store")
     digest = made.add(b"weights", "model.bin")
     files = [HubFile(path="model.bin", size=7, sha256=digest)]

@@ -66,7 +66,6 @@ class Image:
 
 @pytest.fixture(scope="session")
 def engine_env() -> Iterator[dict[str, str]]:
-    """Return the environment of a private engine; it ends with the tests."""
     try:
         with private_engine() as engine:
             yield {**os.environ, **engine.environment}
@@ -76,7 +75,6 @@ def engine_env() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the files of the small locks, fetched through this machine's own pip configuration."""
     into = tmp_path_factory.mktemp("wheels")
     locks = [*(ROOT / "images" / CELL / f"{name}.lock" for name in ("base", "devel")), ROOT / "templates/envcheck.lock"]
     for lock in locks:

@@ -30,7 +30,6 @@ def search(image: str, needles: Iterable[str], env: Mapping[str, str], scratch: 
 
 
 def labels(image: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Return an image's labels."""
     output = subprocess.run(["docker", "inspect", image], env=env, check=True, capture_output=True).stdout
     return dict(json.loads(output)[0]["Config"]["Labels"] or {})
 

@@ -348,7 +348,6 @@ def _run(*argv: str, env: dict[str, str] | None = None, cwd: Path | None = None)
 
 
 def main(argv: list[str]) -> int:
-    """Run a command beside an engine of its own and return its exit status."""
     if argv[:1] == ["guard"] and len(argv) == 2:
         _guard(Path(argv[1]))
         return 0

@@ -85,13 +85,11 @@ def fetch_programs(names: list[str], at: Path, scratch: Path) -> None:
 
 
 def unpack(debs: Path, root: Path) -> None:
-    """Unpack a directory's Debian packages below a root."""
     for deb in sorted(debs.glob("*.deb")):
         run(["dpkg-deb", "-x", str(deb), str(root)])
 
 
 def run(argv: list[str], environment: dict[str, str] | None = None, directory: Path | None = None) -> None:
-    """Run a program. Raises CannotStartError with its last words where it fails."""
     completed = subprocess.run(argv, env=environment, cwd=directory, capture_output=True, text=True, check=False)
     if completed.returncode:
         message = f"{argv[0]} {argv[1]} failed: {(completed.stdout + completed.stderr).strip()[-1500:]}"
@@ -99,7 +97,6 @@ def run(argv: list[str], environment: dict[str, str] | None = None, directory: P
 
 
 def main(argv: list[str]) -> int:
-    """Make what is missing, and return 1 if something cannot be made here."""
     at = Path(argv[0]).absolute()
     at.mkdir(parents=True, exist_ok=True)
     missing = [name for name in (REGISTRY, *PROGRAMS) if not shutil.which(name) and not (at / name).exists()]

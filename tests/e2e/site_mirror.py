@@ -64,7 +64,6 @@ class Site(Server):
 
 
 def basic(login: str, password: str) -> str:
-    """Return the header of a login."""
     return "Basic " + base64.b64encode(f"{login}:{password}".encode()).decode()
 
 

@@ -85,7 +85,6 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    """Return it, the servers running."""
     canaries = Canaries()
     secret = tmp_path / canaries["directory"]
     home, wheels = tmp_path / "home", tmp_path / "wheels"

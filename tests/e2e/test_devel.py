@@ -31,7 +31,6 @@ PYTHONPATH=/tmp/site python -c 'import torch, twice; print(twice.twice(torch.one
 
 @pytest.fixture(scope="module")
 def devel(image: Image, machine: Machine) -> Image:
-    """Return the devel image of the same cell and base."""
     done = machine.envcheck(*BUILD, "--target", "devel", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

@@ -62,7 +62,6 @@ class ClosedNetwork:
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
-    """Return a closed network."""
     try:
         with closed_network() as made:
             yield made
@@ -108,7 +107,6 @@ def forgotten(network: Network) -> None:
 
 
 def only_the_mirror(network: Network) -> bool:
-    """Tell whether the mirror was asked, by name and by TCP, and nobody else was."""
     requests = network.destinations()
     assert strangers(requests) == set()
     assert {one.kind for one in requests} >= {"dns", "tcp"}

@@ -44,7 +44,6 @@ USE = "import torch, made_here._C; print(torch.ops.made_here.twice(torch.ones(2)
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory with the sdist, and the facts about it beside."""
     root = tmp_path_factory.mktemp("site")
     (root / "files").mkdir()
     (root / "extensions.yaml").write_text(FACTS)

@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return host:port of a registry of the distribution."""
     with docker_registry(tmp_path_factory.mktemp("registry")) as address:
         yield address
 

@@ -41,7 +41,6 @@ def python(*words: str) -> str:
 
 @pytest.fixture
 def cache(servers: Servers, tmp_path: Path) -> Path:
-    """Return a Hugging Face cache that `envcheck fetch` filled from a mirror."""
     python("-c", MAKE_MODEL, str(tmp_path / "model"))
     files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
     hub = servers.start(Hub())
@@ -54,7 +53,6 @@ def cache(servers: Servers, tmp_path: Path) -> Path:
 
 
 def command(output: Path, steps: int) -> list[str]:
-    """Return the command that trains under `envcheck watch`."""
     watch = [sys.executable, "-m", "envcheck", "watch", "-o", f"{output}.json", "--"]
     torchrun = [str(train_python()), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = ["--model", f"{REPO}@{COMMIT}", "--steps", str(steps), "--save-every", "5", "--output", str(output)]

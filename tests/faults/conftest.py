@@ -15,7 +15,7 @@ import yaml
 from envcheck.cli import main
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
 from envcheck.reports.model import RunReport, write
-from envcheck.runner.planning import CheckModule, discover, plan
+from envcheck.runner.planning import discover, plan
 from envcheck.runner.schema import Attempt, OutcomeRow, TargetFacts
 from tests import builders
 
@@ -51,14 +51,12 @@ class RunResult(NamedTuple):
 
 @functools.cache
 def catalogue(name: str) -> list[dict[str, Any]]:
-    """Return the rows of faults.yaml or of machines.yaml."""
     rows: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
     return rows
 
 
 @functools.cache
 def recordings() -> list[dict[str, Any]]:
-    """Return the machines of tests/data/recordings.yaml."""
     rows: list[dict[str, Any]] = yaml.safe_load(RECORDINGS.read_text(encoding="utf-8"))
     return rows
 
@@ -88,7 +86,6 @@ def recorded(row: Row) -> Snapshot:
 
 
 def kind(row: Row) -> str:
-    """Return how a fault is put in."""
     return next(result for field, result in KINDS.items() if field in row)
 
 
@@ -108,12 +105,10 @@ def origin(row: Row) -> str:
 
 
 def machine(name: str) -> Snapshot:
-    """Return a machine of tests/data/snapshots."""
     return from_json(json.loads((SNAPSHOTS / f"{name}.json").read_text(encoding="utf-8")))
 
 
 def broken(row: Row) -> Snapshot:
-    """Return a machine with the row's edits, or that of a recording."""
     if "source" in row:
         return recorded(row)
     sound = machine(row.get("machine", "h100x8"))
@@ -200,14 +195,7 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunR
 
 
 @pytest.fixture
-def unjudged() -> Callable[[Row], RunReport]:
-    """Return what makes the report of a row's machine that nobody has judged."""
-    return evidence
-
-
-@pytest.fixture
 def judged(judge: Callable[..., RunResult]) -> Callable[[Row], RunResult]:
-    """Return what judges a row's machine: all checks of the node, and the one that the row has measurements for."""
     return lambda row: judge(evidence(row))
 
 
@@ -237,33 +225,3 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             item.user_properties.append(("fault", (row["name"], "a real environment that was broken")))
         elif name == "variant":
             item.user_properties.append(("sound variant", (row["name"], "")))
-
-
-@pytest.fixture(scope="session")
-def rows() -> list[dict[str, Any]]:
-    """Return the whole catalogue of faults."""
-    return catalogue("faults.yaml")
-
-
-@pytest.fixture(scope="session", name="recordings")
-def transcribed() -> list[dict[str, Any]]:
-    """Return the machines of tests/data/recordings.yaml."""
-    return recordings()
-
-
-@pytest.fixture(scope="session")
-def machines() -> list[dict[str, Any]]:
-    """Return every sound machine."""
-    return sound()
-
-
-@pytest.fixture
-def checks() -> dict[str, CheckModule]:
-    """Return the checks there are."""
-    return CHECKS
-
-
-@pytest.fixture
-def shape() -> Callable[[Row], list[str]]:
-    """Return what says which GPUs a machine has, by NVML's names."""
-    return lambda row: [str(gpu.signal("name").value) for gpu in broken(row).gpus]

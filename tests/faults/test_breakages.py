@@ -66,7 +66,6 @@ cd "$SITE"
 
 
 def link(source: str, target: str) -> None:
-    """Link a file, or copy it to another file system."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
@@ -74,7 +73,6 @@ def link(source: str, target: str) -> None:
 
 
 def copied(python: Path, target: Path) -> Path:
-    """Return the interpreter of a copy of its environment."""
     shutil.copytree(python.parents[1], target, symlinks=True, copy_function=link)
     return target / "bin/python"
 
@@ -138,7 +136,6 @@ def made(torch_python: Path, untouched: Path, tmp_path: Path) -> Iterator[Made]:
 
 
 def alarms(report: RunReport) -> dict[str, OutcomeRow]:
-    """Return the outcomes that say that something is wrong."""
     return {row.id: row for row in report.outcomes if row.status in ("fail", "warn", "error")}
 
 

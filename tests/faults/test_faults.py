@@ -17,9 +17,9 @@ from msgspec import structs
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.model import RunReport, load, rejudge
 from envcheck.runner import outcomes
-from envcheck.runner.planning import CheckModule
 from envcheck.runner.schema import OutcomeRow
 from tests.checks.sabotage.lies import LIES
+from tests.faults.conftest import CHECKS, blankless, broken, catalogue, evidence, recordings, sound
 
 TESTS = Path(__file__).parents[1]
 # What a sound machine may rightly be warned of: the calendar moves on.
@@ -27,11 +27,7 @@ TIMELY = {"driver-branch"}
 ALARMS = ("fail", "error", "warn")
 EXIT = {"fail": 1, "error": 3, "warn": 0}
 Row = dict[str, Any]
-
-
-def blankless(text: str) -> str:
-    """Return the text without its blanks, as the printed text is looked at."""
-    return "".join(text.split())
+FAULTS = catalogue("faults.yaml")
 
 
 def culprits(row: Row) -> list[str]:
@@ -122,9 +118,9 @@ def judge(view, ranks):
 
 
 @pytest.fixture(scope="session")
-def processes(once: Callable[..., Path], rows: list[Row]) -> tuple[str, dict[str, Any]]:
+def processes(once: Callable[..., Path]) -> tuple[str, dict[str, Any]]:
     """Run every process that breaks, in one run of the command in this interpreter, beside a sound one."""
-    bodies = {row["fault"]: row["rank"] for row in rows if "rank" in row} | {"sound": "return {}"}
+    bodies = {row["fault"]: row["rank"] for row in FAULTS if "rank" in row} | {"sound": "return {}"}
 
     def run(site: Path) -> None:
         (site / "env").mkdir()
@@ -181,12 +177,10 @@ def decided(report: RunReport) -> list[tuple[str, str, str, list[tuple[str, str]
     return [(o.id, o.status, o.code, [(one.status, one.code) for one in o.findings]) for o in outcomes]
 
 
-def test_no_status_depends_on_the_text_of_a_reason(
-    rows: list[Row], machines: list[Row], unjudged: Callable[[Row], RunReport]
-) -> None:
+def test_no_status_depends_on_the_text_of_a_reason() -> None:
     seen = set()
-    for row in [row for row in [*rows, *machines] if not {"sabotage", "rank"} & row.keys()]:
-        report = unjudged(row)
+    for row in [row for row in [*FAULTS, *sound()] if not {"sabotage", "rank"} & row.keys()]:
+        report = evidence(row)
         known = report.snapshot
         seen |= {signal.why for gpu in known.gpus for signal in gpu.signals.values()}
         seen |= {signal.why for signal in known.signals.values()}
@@ -209,9 +203,10 @@ SHAPES: tuple[dict[str, int], ...] = (
 )
 
 
-def test_every_shape_of_machine_that_users_have_is_among_the_sound_ones(machines: list[Row], shape: Any) -> None:
+def test_every_shape_of_machine_that_users_have_is_among_the_sound_ones() -> None:
+    machines = sound()
     assert len(machines) >= 20
-    actual = [shape(row) for row in machines]
+    actual = [[str(gpu.signal("name").value) for gpu in broken(row).gpus] for row in machines]
     missing = [expected for expected in SHAPES if not any(_is(expected, names) for names in actual)]
     assert missing == []
     named = " ".join(row["name"] for row in machines).lower()
@@ -225,27 +220,25 @@ def _is(expected: dict[str, int], names: list[str]) -> bool:
     return len(names) == count and all(model in name for name in names)
 
 
-def test_the_catalogue_is_large_enough_and_says_each_thing_once(
-    rows: list[Row], checks: dict[str, CheckModule]
-) -> None:
-    names = [row["fault"] for row in rows]
+def test_the_catalogue_is_large_enough_and_says_each_thing_once() -> None:
+    names = [row["fault"] for row in FAULTS]
     assert len(set(names)) == len(names) >= 60
-    assert {row["check"] for row in rows} <= {*checks, "runner"}
-    assert {row["status"] for row in rows} <= {"fail", "warn", "error"}
+    assert {row["check"] for row in FAULTS} <= {*CHECKS, "runner"}
+    assert {row["status"] for row in FAULTS} <= {"fail", "warn", "error"}
     fields = {"fault", "machine", "node", "gpus", "gone", "environment", "promises", "measured", "sabotage", "rank"}
     fields |= {"earlier", "repeated", "check", "status", "culprit", "findings", "also", "exit"}
-    assert {key for row in rows for key in row} <= fields
+    assert {key for row in FAULTS for key in row} <= fields
 
 
-def test_every_check_of_the_node_has_a_fault_that_it_catches(rows: list[Row], checks: dict[str, CheckModule]) -> None:
-    caught = {row["check"] for row in rows}
-    assert sorted(actual.id for actual in checks.values() if actual.kind == "node" and actual.id not in caught) == [], (
+def test_every_check_of_the_node_has_a_fault_that_it_catches() -> None:
+    caught = {row["check"] for row in FAULTS}
+    assert sorted(actual.id for actual in CHECKS.values() if actual.kind == "node" and actual.id not in caught) == [], (
         "add a fault of each of these checks to tests/faults/faults.yaml"
     )
 
 
-def test_every_sabotage_is_a_fault_of_the_catalogue(rows: list[Row]) -> None:
-    result = {row["sabotage"] for row in rows if "sabotage" in row}
+def test_every_sabotage_is_a_fault_of_the_catalogue() -> None:
+    result = {row["sabotage"] for row in FAULTS if "sabotage" in row}
     files = {path.stem: path.read_text() for path in (TESTS / "checks/sabotage/env").glob("*.py")}
     kept = {name for name, text in files.items() if not text.startswith('"""Nothing is wrong')}
     assert {name.replace("_", "-") for name in {*LIES, *kept}} == result
@@ -254,18 +247,19 @@ def test_every_sabotage_is_a_fault_of_the_catalogue(rows: list[Row]) -> None:
 KINDS_RECORDED = {"guest", "wsl", "mig", "vgpu", "idle", "loaded", "laptop", "jetson", "workstation", "desktop", "sick"}
 
 
-def test_recordings_of_public_machines_name_their_sources(recordings: list[Row]) -> None:
-    names = [row["name"] for row in recordings]
+def test_recordings_of_public_machines_name_their_sources() -> None:
+    machines = recordings()
+    names = [row["name"] for row in machines]
     assert len(set(names)) == len(names) >= 40
-    assert sum("fault" in row for row in recordings) >= 15
-    assert {kind for row in recordings for kind in row["kinds"]} >= KINDS_RECORDED
-    assert [row["name"] for row in recordings if not re.match(r"[\w.-]+/[\w.-]+(#\d+$| \S+$)", row["source"])] == []
-    assert all(("fault" in row) == ("sick" in row["kinds"]) for row in recordings)
+    assert sum("fault" in row for row in machines) >= 15
+    assert {kind for row in machines for kind in row["kinds"]} >= KINDS_RECORDED
+    assert [row["name"] for row in machines if not re.match(r"[\w.-]+/[\w.-]+(#\d+$| \S+$)", row["source"])] == []
+    assert all(("fault" in row) == ("sick" in row["kinds"]) for row in machines)
 
 
 NAMED = ("slow", "bit", "swapped chunks", "nan", "drift", "averaged", "buffer", "cpu", "uuid", "64 mb")
 
 
-def test_the_faults_that_everybody_asks_for_are_there(rows: list[Row]) -> None:
-    names = " / ".join(row["fault"] for row in rows).lower()
+def test_the_faults_that_everybody_asks_for_are_there() -> None:
+    names = " / ".join(row["fault"] for row in FAULTS).lower()
     assert [word for word in NAMED if word not in names] == []

@@ -31,20 +31,17 @@ def node_report(node: str, recorded: str = "h200x1", **values: float) -> dict[st
 
 
 def outcome_of(document: dict[str, Any], check: str) -> dict[str, Any]:
-    """Return a check's outcome in a report."""
     data: dict[str, Any] = next(outcome for outcome in document["outcomes"] if outcome["id"] == check)
     return data
 
 
 def failing(document: dict[str, Any], check: str = "gemm-throughput", culprit: str = "") -> dict[str, Any]:
-    """Return the report with a check that failed."""
     outcome_of(document, check).update(status="fail", code="speed.slow", culprit=culprit, summary="slow")
     document["verdict"].update(status="fail", exit_code=1, sentence=f"FAIL: {check}")
     return document
 
 
 def write(folder: Path, *documents: dict[str, Any]) -> Path:
-    """Write each report as <node>.json and return the directory."""
     folder.mkdir(parents=True, exist_ok=True)
     for document in documents:
         (folder / f"{document['host']['name']}.json").write_text(json.dumps(document), encoding="utf-8")

@@ -55,7 +55,6 @@ def gang_job(text: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def validators() -> Path:
-    """Return where kubernetes-validate and shellcheck are; `.ci/test` installs them."""
     at = os.environ.get("ENVCHECK_TEST_VALIDATORS")
     if not at:
         pytest.skip("no kubernetes-validate: set ENVCHECK_TEST_VALIDATORS, or use `make test`, which installs it")

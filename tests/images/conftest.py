@@ -39,7 +39,6 @@ def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def matrix() -> Matrix:
-    """Return two torch releases, two variants, two cells."""
     cu128 = {
         "variant": "cu128",
         "cuda": "12.8",
@@ -81,8 +80,6 @@ def matrix() -> Matrix:
 
 @pytest.fixture
 def locks() -> list[Lock]:
-    """Return made-up locks of the cu128 cell."""
-
     def pins(*named: tuple[str, str]) -> list[Pin]:
         return [Pin(name=n, version=v, sha256=[hashlib.sha256(n.encode()).hexdigest()]) for n, v in named]
 
@@ -96,7 +93,6 @@ def locks() -> list[Lock]:
 
 @pytest.fixture
 def torch_wheels(tmp_path: Path) -> Path:
-    """Return a directory with a whole made-up cu128 cell in it."""
     where = tmp_path / "wheels"
     needs = ("nvidia-cudnn-cu12==9.10.2.21", "nvidia-nccl-cu12==2.27.3", "sympy")
     wheel(where, "torch", "2.8.0", requires=needs, files=_FAKE_TORCH)
@@ -156,24 +152,20 @@ def python() -> str:
 
 @pytest.fixture
 def serve(servers: Servers) -> Callable[..., Site]:
-    """Return a server of (directory, TLS context or none) on the loopback."""
     return lambda root, tls=None: servers.start(Site(root, tls))
 
 
 @pytest.fixture
 def site(torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[..., Site]) -> Site:
-    """Return a server of the made-up cell's index."""
     return serve(simple_index(torch_wheels).parent)
 
 
 @pytest.fixture
 def profile(site: Site) -> Profile:
-    """Return a profile that names it."""
     return Profile(name="t", pypi=[Index(url=f"{site.url}/simple")])
 
 
 @pytest.fixture
 def spec(matrix: Matrix, profile: Profile, python: str) -> ImageSpec:
-    """Return the made-up cell, locked."""
     cell = Cell(torch="2.8.0", variant="cu128", python=python)
     return make_spec(matrix, cell, lock_cell(matrix, cell, profile))

@@ -85,7 +85,6 @@ def test_a_broken_file_is_named() -> None:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """Return an empty root directory with a home in it."""
     for directory in ("etc/uv", "etc/apt/sources.list.d", "home/.config/pip", "venv"):
         (tmp_path / directory).mkdir(parents=True)
     return tmp_path

@@ -30,7 +30,6 @@ keep: true
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """Return a directory with a profile and the files it names."""
     (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
     (tmp_path / "netrc").touch()
     (tmp_path / "site.yaml").write_text(WHOLE)

@@ -100,7 +100,6 @@ class Authority:
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Return a CA whose servers are at loopback addresses."""
     hosts = [f"127.0.0.{number}" for number in range(2, 60)]
     known = signed(tmp_path_factory.mktemp("ca"), *hosts)
     return Authority(known.ca, known.context, self_signed(tmp_path_factory.mktemp("rogue"), *hosts).context)

@@ -4,7 +4,7 @@ import ctypes
 import inspect
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from envcheck.node import nvml_queries
+from envcheck.node.signal_source import Source
+from envcheck.node.snapshot import Signal
 
 # nvmlReturn_t, by the texts that the tests have NVML refuse with.
 CODES = {
@@ -76,7 +78,6 @@ def filled(**values: int) -> Callable[..., int]:
 
 
 def field(*, kind: int = 1, code: int = 0, **value: int) -> SimpleNamespace:
-    """Return a field's value as NVML gives it: with its own type and return code."""
     return SimpleNamespace(nvmlReturn=code, valueType=kind, value=SimpleNamespace(**value))
 
 
@@ -174,6 +175,11 @@ class FakeNvml:
             raise NVMLError(self.refused[name])
         answer = self.answers[name]
         return answer(*arguments) if callable(answer) else answer
+
+
+def read(sources: Mapping[str, Source]) -> dict[str, Signal]:
+    """Read them one after the other."""
+    return {name: source.signal() for name, source in sources.items()}
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """The container toolkit, read off small trees with tools that are scripts."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from envcheck.node import containers, subprocesses
-from envcheck.node.signal_source import Source
-from envcheck.node.snapshot import Signal
+from tests.node.conftest import read
 
 # As `nvidia-ctk cdi generate` writes it (NVIDIA Container Toolkit documentation, Container Device Interface).
 SPEC = """---
@@ -27,11 +25,6 @@ devices:
 kind: nvidia.com/gpu
 """
 PATH = {"PATH": "relative:/usr/bin"}
-
-
-def read(sources: Mapping[str, Source]) -> dict[str, Signal]:
-    """Read them one after the other."""
-    return {name: source.signal() for name, source in sources.items()}
 
 
 def tool(root: Path, name: str, body: str) -> Path:

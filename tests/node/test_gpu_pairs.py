@@ -1,7 +1,7 @@
 """What NVML says of pairs of GPUs, and what stands between them on the bus, read off small trees that look like one."""
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,17 +9,11 @@ from typing import Any
 import pytest
 
 from envcheck.node import buses, nvml
-from envcheck.node.signal_source import Source
-from envcheck.node.snapshot import Signal
+from tests.node.conftest import read
 
 Fake = Callable[..., Any]
 ROOT = "sys/devices/pci0000:00"
 REDIRECTS = 0b0011101  # source validation, request and completion redirect, upstream forwarding
-
-
-def read(sources: Mapping[str, Source]) -> dict[str, Signal]:
-    """Read them one after the other."""
-    return {name: source.signal() for name, source in sources.items()}
 
 
 def test_each_pair_is_told_with_what_its_gpus_may_and_the_path_between_them(fake_nvml: Fake) -> None:

@@ -2,22 +2,15 @@
 
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from envcheck.node import buses, host
-from envcheck.node.signal_source import Source
-from envcheck.node.snapshot import Signal
+from tests.node.conftest import read
 from tests.tables import each
 
 STAT = "{pid} ({name}) {state} 1 2 3 4 5 {flags} 0 0\n"
-
-
-def read(sources: Mapping[str, Source]) -> dict[str, Signal]:
-    """Read them one after the other."""
-    return {name: source.signal() for name, source in sources.items()}
 
 
 def process(root: Path, pid: int, name: str, state: str, flags: int = 0) -> None:

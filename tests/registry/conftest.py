@@ -11,7 +11,8 @@ import pytest
 from envcheck.registry.repository import Repository
 from envcheck.signing import PrivateKey, load_private
 from tests import proofs, registries
-from tests.registry.oci.fakes import opened
+from tests.http_server import Servers
+from tests.registry.oci.fakes import FakeRegistry, opened
 from tests.registry.site import Site
 
 _NUMBERS = itertools.count()
@@ -25,14 +26,12 @@ def docker_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def docker_registry(docker_files: Path) -> Iterator[str]:
-    """Return HOST:PORT of the registry without the referrers API."""
     with registries.docker_registry(docker_files) as address:
         yield address
 
 
 @pytest.fixture(scope="session")
 def referrers_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return HOST:PORT of the registry with the referrers API."""
     with registries.referrers_registry(tmp_path_factory.mktemp("referrers-registry")) as address:
         yield address
 
@@ -51,31 +50,39 @@ def fresh() -> Callable[[str], Repository]:
 
 @pytest.fixture
 def site(real: str, tmp_path: Path) -> Site:
-    """Return a repository and the commands, at each of the two."""
     return Site(real, tmp_path)
 
 
 @pytest.fixture
 def on_disk(docker_registry: str, tmp_path: Path) -> Site:
-    """Return a repository and the commands, at the registry whose files are at hand."""
     return Site(docker_registry, tmp_path)
+
+
+@pytest.fixture
+def fake(servers: Servers) -> FakeRegistry:
+    return servers.start(FakeRegistry())
+
+
+@pytest.fixture
+def lied(fake: FakeRegistry, tmp_path: Path) -> Site:
+    """Return a repository with a proven image, in a registry that does what a test says."""
+    site = Site(fake.netloc, tmp_path)
+    site.attach(site.image("one", "2.13.0-cpu-py311-runtime"))
+    return site
 
 
 @pytest.fixture(scope="session")
 def key(tmp_path_factory: pytest.TempPathFactory) -> PrivateKey:
-    """Return a key that policies allow."""
     return proofs.key(tmp_path_factory.mktemp("key"))
 
 
 @pytest.fixture(scope="session")
 def other_key(tmp_path_factory: pytest.TempPathFactory) -> PrivateKey:
-    """Return a key that only some policies allow."""
     return proofs.key(tmp_path_factory.mktemp("other"))
 
 
 @pytest.fixture(scope="session")
 def ecdsa_key(tmp_path_factory: pytest.TempPathFactory) -> PrivateKey:
-    """Return an ECDSA P-256 key that openssl made."""
     path: Path = tmp_path_factory.mktemp("ecdsa") / "key"
     words = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", str(path)]
     subprocess.run(words, check=True, capture_output=True)

@@ -7,7 +7,6 @@ import datetime as dt
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -19,7 +18,6 @@ from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations, sign
 from envcheck.registry.statement import Sha256, Subject, written
 from envcheck.signing import load_private
 from tests import proofs
-from tests.http_server import Servers
 from tests.registry.oci.fakes import FakeRegistry
 from tests.registry.site import NOW, Site
 
@@ -27,13 +25,11 @@ DAY: Final = 86400
 
 
 def put(site: Site, image: StoredManifest, content: bytes) -> None:
-    """Attach these bytes as a signed proof."""
     layers = [(BUNDLE_TYPE, content)]
     attach(site.repository, image.descriptor, BUNDLE_TYPE, layers, bundle_annotations(statements.PREDICATE_TYPE))
 
 
 def envelope_of(site: Site, image: StoredManifest) -> bytes:
-    """Return the bytes of the one proof beside an image."""
     [proof] = [one for one in referrers(site.repository, image.digest).artifacts if one.manifest.kind == BUNDLE_TYPE]
     return site.repository.blob(proof.manifest.layers[0], 1 << 20)
 
@@ -115,19 +111,6 @@ def test_each_attack_ends_in_its_refusal(
     assert site.reasons(f"{site.name}@{image.digest}") == {refusal}
     site.attach(image)
     assert site.chosen(f"{site.name}@{image.digest}") == image.digest
-
-
-@pytest.fixture
-def fake(servers: Servers) -> FakeRegistry:
-    return servers.start(FakeRegistry())
-
-
-@pytest.fixture
-def lied(fake: FakeRegistry, tmp_path: Path) -> Site:
-    """Return a repository with a proven image, in a registry that does what a test says."""
-    site = Site(fake.netloc, tmp_path)
-    site.attach(site.image("one", "2.13.0-cpu-py311-runtime"))
-    return site
 
 
 def index_of(image: StoredManifest, digests: list[str], arch: str = "amd64") -> bytes:

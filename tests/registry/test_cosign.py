@@ -26,7 +26,6 @@ def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def verified(image: str, key: PrivateKey, home: Path) -> tuple[int, str]:
-    """Return what cosign says of the proofs of an image."""
     (home / "key.pub").write_bytes(key.public.pem)
     words = ["--key", "key.pub", "--type", statements.PREDICATE_TYPE, "--insecure-ignore-tlog=true"]
     return cosign(home, "verify-attestation", *words, "--allow-http-registry", image)

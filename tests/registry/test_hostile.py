@@ -14,26 +14,13 @@ from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations
 from envcheck.registry.judge import JudgedProof
 from envcheck.registry.statement import PREDICATE_TYPE, Covers
 from tests import proofs
-from tests.http_server import Answer, Request, Servers
+from tests.http_server import Answer, Request
 from tests.registry.oci.fakes import FakeRegistry
 from tests.registry.site import Site
 
 # Sets the terminal's title, erases the line, begins another, and turns what follows.
 STEERS: Final = "\x1b]0;t\x07\x1b[2K\r\nholds   \u202e\x9b31m"
 DEEP: Final = b'{"manifests":' * 5_000
-
-
-@pytest.fixture
-def fake(servers: Servers) -> FakeRegistry:
-    return servers.start(FakeRegistry())
-
-
-@pytest.fixture
-def lied(fake: FakeRegistry, tmp_path: Path) -> Site:
-    """Return a repository with a proven image, in a registry that does what a test says."""
-    site = Site(fake.netloc, tmp_path)
-    site.attach(site.image("one", "2.13.0-cpu-py311-runtime"))
-    return site
 
 
 def sober(output: str) -> bool:

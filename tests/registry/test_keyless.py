@@ -81,7 +81,6 @@ def ci(docker_registry: str, tmp_path: Path, instance: SigstoreInstance) -> Keyl
 
 @pytest.fixture
 def service(servers: Servers, ci: KeylessSite, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """Return the services of the instance, in the environment of a job of GitHub."""
     server = servers.start(Server(ci.instance.answer))
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "canary-of-the-job")

@@ -30,7 +30,6 @@ class SecuredRegistry(NamedTuple):
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredRegistry]:
-    """Serve a registry over TLS, with a login."""
     at = tmp_path_factory.mktemp("secured")
     certified = signed(at, "127.0.0.1")
     (at / "passwords").write_text(PASSWORDS)
@@ -45,7 +44,6 @@ LOGINS: Final[dict[str, Callable[[str, str], dict[str, object]]]] = {
 
 
 def log_in(how: str, address: str, at: Path, monkeypatch: pytest.MonkeyPatch, password: str = PASSWORD) -> None:
-    """Leave a login as `docker login` does."""
     login = base64.b64encode(f"gate:{password}".encode()).decode()
     (at / "config.json").write_text(json.dumps(LOGINS[how](address, login)))
     helper = at / "docker-credential-canary"

@@ -12,5 +12,4 @@ MakeReport = Callable[..., RunReport]
 
 @pytest.fixture
 def report() -> MakeReport:
-    """Return what makes a report of these outcomes."""
     return builders.report

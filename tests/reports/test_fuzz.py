@@ -42,7 +42,6 @@ MEANT: dict[tuple[str, Any], tuple[Any, ...]] = {
 
 
 def garbage(old: Any) -> list[Any]:
-    """Return what cannot stand where `old` stood."""
     if isinstance(old, bool):
         return ["banana", NAN, "nan", -1, 7.5, [], {}, None]
     if isinstance(old, int | float):
@@ -53,7 +52,6 @@ def garbage(old: Any) -> list[Any]:
 
 
 def paths(value: Any, above: Path_ = ()) -> Iterator[Path_]:
-    """Yield the way to everything in a tree, the tree itself left out."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, held in items:
         yield (*above, key)
@@ -61,7 +59,6 @@ def paths(value: Any, above: Path_ = ()) -> Iterator[Path_]:
 
 
 def at(tree: Any, path: Path_) -> Any:
-    """Return what stands there."""
     return functools.reduce(lambda held, key: held[key], path, tree)
 
 
@@ -83,7 +80,6 @@ def drop(tree: Any, path: Path_) -> Any:
 
 @functools.cache
 def report(name: str) -> dict[str, Any]:
-    """Return an example report as plain data."""
     data: dict[str, Any] = json.loads((DATA / "reports" / f"{name}.json").read_text(encoding="utf-8"))
     return data
 
@@ -141,7 +137,6 @@ def meant(identity: str, path: Path_, new: Any) -> bool:
 
 
 def passing(data: Any, ids: list[str]) -> list[str]:
-    """Return which of these checks of the node pass."""
     seen = view(msgspec.convert(data, RunReport))
     return [identity for identity in ids if decide(CHECKS[identity], seen).status == PASS]
 
@@ -178,7 +173,6 @@ def test_nonsense_in_measurements_is_no_pass(chunk: int) -> None:
 
 @functools.cache
 def example(name: str) -> RunReport:
-    """Return an example report."""
     return load(DATA / "reports" / f"{name}.json")
 
 

@@ -29,7 +29,6 @@ def text(report: RunReport) -> str:
 
 
 def last(message: str) -> str:
-    """Return the last paragraph, unwrapped."""
     return " ".join(message.rsplit("\n\n", maxsplit=1)[-1].split())
 
 

@@ -46,7 +46,6 @@ class Silent:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """Return an empty directory of a site's own checks."""
     (tmp_path / "site" / "env").mkdir(parents=True)
     (tmp_path / "site" / "node").mkdir()
     return tmp_path / "site"
@@ -67,8 +66,6 @@ def add(site: Path) -> AddCheck:
 
 @pytest.fixture
 def run_site(site: Path) -> RunSite:
-    """Return what runs all of the site's checks for real, and returns the run."""
-
     def run(
         *,
         spawn: bool = False,
@@ -100,18 +97,5 @@ def outcome(add: AddCheck, run_site: RunSite) -> Callable[..., OutcomeRow]:
         assert actual["sound"].status == "pass"
         assert actual["sound"].ranks == [{"rank": 0}, {"rank": 1}]
         return actual["sabotaged"]
-
-    return run
-
-
-@pytest.fixture
-def run_real(add: AddCheck, run_site: RunSite) -> Callable[[Path], Run]:
-    """Return what runs one check that uses torch in another Python."""
-
-    def run(python: Path) -> Run:
-        add(
-            "uses_torch", "import torch\nreturn {'sum': float(torch.ones(3).sum()), 'threads': torch.get_num_threads()}"
-        )
-        return run_site(target=LocalPython(ChosenPython(python, "--python")))
 
     return run

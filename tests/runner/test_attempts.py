@@ -10,9 +10,8 @@ from envcheck.checks import ERROR, FAIL, PASS, WARN, Outcome, View, failed, pass
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner import judging, outcomes
 from envcheck.runner.outcomes import outcome_row
-from envcheck.runner.planning import CheckModule
 from envcheck.runner.schema import OutcomeRow
-from tests.builders import check_module
+from tests.builders import after_rules, check_module
 from tests.tables import each
 
 OUTCOMES = {
@@ -23,11 +22,6 @@ OUTCOMES = {
     "lost": undecided("rank 1 died of SIGSEGV", fix="see the log", code="process.lost"),
 }
 KINDS = st.sampled_from([*OUTCOMES])
-
-
-def after_rules(outcome: Outcome, check: CheckModule, details: dict[str, Any]) -> Outcome:
-    """Return an outcome after the rules that follow its judge."""
-    return judging.apply_rules(outcome, judging.Evidence(check, View(Snapshot()), details))
 
 
 def _judge(view: View, ranks: list[dict[str, Any]]) -> Outcome:  # noqa: ARG001 (a judge's signature)

@@ -50,7 +50,6 @@ def pairs(*matrix: list[Any]) -> dict[str, Any]:
 
 
 def demand(name: str, bound: float) -> requirements.Demand:
-    """Return a demand of our contract by its name."""
     [known] = [one for one in requirements.MEASURED if one.id == f"require-{name}"]
     return known._replace(limit=dataclasses.replace(known.limit, value=bound, source="our contract"))
 

@@ -14,7 +14,6 @@ from envcheck.checks import (
     WARN,
     Limit,
     Outcome,
-    View,
     failed,
     passed,
     skipped,
@@ -22,14 +21,12 @@ from envcheck.checks import (
     undecided,
     warned,
 )
-from envcheck.node.snapshot import Snapshot
 from envcheck.reports.model import judge_again
 from envcheck.runner import judging
 from envcheck.runner.execute import Run
-from envcheck.runner.planning import CheckModule
 from envcheck.runner.worker import fork_server, group_ending
 from envcheck.runner.worker.fork_server import _Nursery
-from tests.builders import check_module
+from tests.builders import after_rules, check_module
 from tests.tables import each
 
 PROBE = {"probe": True}
@@ -39,13 +36,7 @@ SPEED = Limit(300, "GB/s", "somebody who measured it")
 RAN_WITH = {"ran_with": ["NCCL_P2P_DISABLE=1"]}
 
 
-def after_rules(outcome: Outcome, check: CheckModule, details: dict[str, Any]) -> Outcome:
-    """Return an outcome after the rules that follow its judge."""
-    return judging.apply_rules(outcome, judging.Evidence(check, View(Snapshot()), details))
-
-
 def done(**ending: Any) -> dict[str, Any]:
-    """Return how a group of two ranks ended."""
     return {"ranks": [{}, {}], "error": None, "seconds": 1.0, "survivors": [], "environment": {}, **ending}
 
 

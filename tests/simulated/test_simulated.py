@@ -51,7 +51,6 @@ def run(python: Path, output: Path, gpus: int, *options: str, **settings: str) -
 
 @pytest.fixture(scope="module")
 def pair(torch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Run every check that uses a GPU on two of them."""
     only = [option for check in (*ON_GPUS, "gpu-visible", "checkpoint", "dataloader") for option in ("--only", check)]
     return run(torch_python, tmp_path_factory.mktemp("pair") / "report.json", 2, *only)
 

@@ -7,7 +7,6 @@ GIB = 1 << 30
 
 
 def gpu(at: float, index: int = 0, **values: object) -> GpuSample:
-    """Return a sample of a sound GPU at work."""
     usual: dict[str, object] = {
         "utilization": 95.0,
         "memory_used": 40.0 * GIB,
@@ -29,7 +28,6 @@ def watched(gpus: list[GpuSample], cpu: float = 1.0, **values: object) -> WatchR
 
 
 def lines(seen: WatchRecord) -> dict[str, tuple[str, str]]:
-    """Return status and text of each line."""
     return {line.what: (line.status, line.text) for line in summarize(seen)}
 
 

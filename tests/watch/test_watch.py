@@ -21,7 +21,6 @@ WATCH = [sys.executable, "-m", "envcheck", "watch", "--interval", "0.1s"]
 
 
 def seen(output: Path) -> dict[str, Any]:
-    """Return the document of a run."""
     document: dict[str, Any] = json.loads(output.read_text())
     return document
 

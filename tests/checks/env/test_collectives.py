@@ -155,7 +155,6 @@ def test_only_gloo_s_own_words_are_a_lack(backend: str, message: str, lacks: boo
 
 
 def holds(dtype: str, value: int) -> bool:
-    """Return whether a dtype holds an integer exactly."""
     codes = {"float64": "d", "float32": "f", "float16": "e", "int32": "i", "int64": "q", "uint8": "B", "int8": "b"}
     if dtype == "bfloat16":
         return bool(struct.unpack("<f", b"\0\0" + struct.pack("<f", value)[2:])[0] == value)

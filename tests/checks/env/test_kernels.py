@@ -96,7 +96,6 @@ def test_every_row_of_the_table_is_read() -> None:
 
 
 def measured(output: Path, python: Path, level: str, environment: dict[str, str] | None = None) -> Any:
-    """Return the outcome of `kernels` alone with that Python."""
     command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(python), "--only", "kernels"]
     command += ["--level", level, "--nproc", "1", "--output", str(output)]
     subprocess.run(command, capture_output=True, check=False, env=environment)

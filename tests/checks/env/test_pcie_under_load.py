@@ -18,7 +18,6 @@ UUID = "GPU-00000000-1111-4000-8000-000000000000"
 
 
 def bus(root: Path, speed: str, width: str = "16") -> Path:
-    """Make the GPU's directory on the bus."""
     here = root / "0000:1b:00.0"
     here.mkdir(exist_ok=True)
     (here / "current_link_speed").write_text(f"{speed}\n")
@@ -55,7 +54,6 @@ def test_cuda_tells_the_address_of_its_device_in_the_kernels_letters() -> None:
 
 
 def rank(*readings: Any, **entry: Any) -> Entry:
-    """Return what the rank on the machine's first GPU told."""
     measured = {"name": H100, "bus_id": "0000:10:00.0", "readings": [*readings], **entry}
     return group(measured, 1, device=UUID, backend=None)[0]
 

@@ -1,5 +1,6 @@
 """Installed packages with native code, made by a compiler, and what a Python measures of them."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from envcheck.checks import View
 
 ROOT = Path(__file__).parents[3]
 CASES: dict[str, list[dict[str, Any]]] = yaml.safe_load(
@@ -30,7 +33,6 @@ open(sys.argv[4] + "/measured.json", "w").write(json.dumps(result))
 def write_package(
     site: Path, name: str, files: Mapping[str, str | bytes], *, requires: str = "", tag: str = "py3-none-any"
 ) -> None:
-    """Write an installed package with RECORD."""
     info = f"{name}-1.0.dist-info"
     meta = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}"
     whole = {**files, f"{info}/METADATA": meta, f"{info}/WHEEL": f"Wheel-Version: 1.0\nTag: {tag}\n"}
@@ -63,3 +65,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str
         return {name: (directory / name).read_bytes() for name in ("_C.so", "libc10.so")}
 
     return build
+
+
+@pytest.fixture
+def gpu(node: Callable[..., View]) -> View:
+    view = node("h100x8")
+    return dataclasses.replace(view, environment={**view.environment, "torch": "2.13.0+cu130", "cuda": "13.0"})

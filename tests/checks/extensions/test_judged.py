@@ -1,6 +1,5 @@
 """Each failure that users of extensions report is found by what is on disk: the symptom in, cause and remedy out."""
 
-import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,13 +32,6 @@ def row(name: str = "flash-attn", library: dict[str, Any] | None = None, **chang
 def outcome(view: View, *rows: dict[str, Any], **changes: Any) -> Outcome:
     environment = {"rank": 0, "interpreter": PYTHON, "glibc": "2.36", "torch": "2.13.0+cu130", "installed": {}}
     return extensions.judge(view, [{**environment, "extensions": list(rows), **changes}])
-
-
-@pytest.fixture
-def gpu(node: Node) -> View:
-    """Return eight H100 with a torch for CUDA 13."""
-    view = node("h100x8")
-    return dataclasses.replace(view, environment={**view.environment, "torch": "2.13.0+cu130", "cuda": "13.0"})
 
 
 @each("case", CASES["installed"])

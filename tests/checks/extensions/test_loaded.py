@@ -1,6 +1,5 @@
 """An extension that imports and computes is sound; one that crashes, hangs, falls back or is wrong is named."""
 
-import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +24,6 @@ PYTHON = {"name": "cpython", "version": [3, 12], "free_threaded": False, "machin
 RIGHT = {"name": "nms", "device": "cuda:0", "on": "cuda:0", "count": [2, 2], "off": 0.0, "tolerance": 0.01}
 WHOLE = {"code": 0, "limit": 120.0, "step": "end", "done": True, "imported": True, "mapped": ["x/_C.so"]}
 MISSING = {"text": "libx.so.1: cannot open shared object file", "library": "libx.so.1"}
-MISFIT = {"text": f"undefined symbol: {SYMBOL}", "symbol": SYMBOL, "torchs": True}
 
 
 def row(name: str = "torchvision", trial: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
@@ -35,20 +33,12 @@ def row(name: str = "torchvision", trial: dict[str, Any] | None = None, **change
 
 
 def raised(step: str, kind: str, message: str, **named: Any) -> dict[str, Any]:
-    """Return a trial that ended with an exception."""
     error = {"type": kind, "text": message, **named}
     return {"step": step, "error": error, "mapped": [], "imported": step.startswith("run"), "operation": None}
 
 
 def outcome(view: View, *rows: dict[str, Any], gpu: bool = True) -> Outcome:
     return extensions_loaded.judge(view, [{"rank": 0, "gpu": gpu, "interpreter": PYTHON, "extensions": list(rows)}])
-
-
-@pytest.fixture
-def gpu(node: Node) -> View:
-    """Return eight H100 with a torch for CUDA 13."""
-    view = node("h100x8")
-    return dataclasses.replace(view, environment={**view.environment, "torch": "2.13.0+cu130", "cuda": "13.0"})
 
 
 @each("case", CASES["loaded"])

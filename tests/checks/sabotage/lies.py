@@ -83,14 +83,12 @@ def prepare(check: Any) -> None:
 
 
 def swap(tensor: Any, size: int) -> None:
-    """Swap the first two chunks of a tensor."""
     first = tensor[:size].clone()
     tensor[:size] = tensor[size : 2 * size]
     tensor[size : 2 * size] = first
 
 
 def hooks() -> Any:
-    """Return DDP's own communication hooks."""
     return importlib.import_module("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
 
 

@@ -9,11 +9,9 @@ CPU, CUDA = "torch2.13.0-cpu-py311", "torch2.8.0-cu128-py312"
 
 
 def specs(*cells: str) -> list[ImageSpec]:
-    """Return the runtime of each cell."""
     matrix = load()
     return [load_spec(matrix, cell) for cell in select(matrix, cells)]
 
 
 def text(name: str, cell: str, options: FormatOptions = OPTIONS) -> str:
-    """Return one cell's runtime in a format."""
     return written(name, specs(cell), options)

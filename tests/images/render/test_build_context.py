@@ -46,7 +46,6 @@ def locked(matrix: Matrix, site: Any) -> ImageSpec:
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """Return an empty virtual environment."""
     venv.create(tmp_path / "venv", with_pip=False)
     return tmp_path / "venv"
 

@@ -15,7 +15,6 @@ PTXAS = '#!/bin/sh\necho "Cuda compilation tools, release 12.8, V12.8.93"\n'
 
 
 def lay(site: Path, files: dict[str, str]) -> None:
-    """Write files below site/nvidia as wheels do."""
     for name, text in files.items():
         path = site / "nvidia" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,7 +23,6 @@ def lay(site: Path, files: dict[str, str]) -> None:
 
 
 def run(site: Path, home: Path, cuda: str) -> subprocess.CompletedProcess[str]:
-    """Run the script as a build does."""
     argv = [sys.executable, "-I", "-B", *map(str, (SCRIPT, site, home)), cuda]
     return subprocess.run(argv, capture_output=True, text=True, check=False)
 

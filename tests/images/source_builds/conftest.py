@@ -24,8 +24,6 @@ def facts() -> Facts:
 
 @pytest.fixture(scope="session")
 def make_build(facts: Facts) -> Callable[..., ExtensionBuild]:
-    """Return a function from a cell's name and compute capabilities to the build of an extension."""
-
     def make(cell: str, *gpus: str, sha256: str = SHA256) -> ExtensionBuild:
         parsed = Cell.parse(cell)
         assert parsed is not None
@@ -37,8 +35,6 @@ def make_build(facts: Facts) -> Callable[..., ExtensionBuild]:
 
 @pytest.fixture
 def make_sdist(tmp_path: Path) -> MakeSdist:
-    """Return a function that writes an sdist of these files."""
-
     def make(name: str = "scatter-ops", version: str = "1.0", files: Mapping[str, str] | None = None) -> Path:
         stem = f"{name.replace('-', '_')}-{version}"
         path = tmp_path / "sdists" / f"{stem}.tar.gz"

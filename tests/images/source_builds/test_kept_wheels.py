@@ -23,7 +23,6 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def build(make_build: MakeBuild, store: Store, tmp_path: Path) -> ExtensionBuild:
-    """Return a build whose wheel the store has."""
     build = make_build("torch2.13.0-cpu-py311")
     path = wheel(tmp_path, "scatter-ops")
     recipe.keep(store, build, path, sha256(path))

@@ -21,8 +21,6 @@ def extensions() -> Extensions:
 
 @pytest.fixture(scope="session")
 def ask_with(matrix: Matrix, extensions: Extensions) -> AskWith:
-    """Return a function: names, and the axes of a query, to the answer."""
-
     def ask(*names: str, third_party: bool = False, every_cell: bool = False, **axes: Any) -> ExtensionResolution:
         plain = resolve(matrix, Query(**axes))
         expected = wanted_extensions(extensions, [*names])

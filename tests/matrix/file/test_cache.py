@@ -13,7 +13,6 @@ RAW = data_path("matrix.yaml").read_bytes()
 
 @pytest.fixture(autouse=True)
 def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the directory of the cache's entries."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "envcheck"
 

@@ -132,7 +132,6 @@ def serve(servers: Servers) -> Callable[..., FileServer]:
 
 @pytest.fixture
 def certified(tmp_path: Path) -> Certificate:
-    """Return a certificate for the first server of a test."""
     return self_signed(tmp_path, "127.0.0.2")
 
 
@@ -151,26 +150,22 @@ def silent(servers: Servers) -> Callable[..., RawServer]:
 
 @pytest.fixture
 def start(servers: Servers) -> Callable[[Speaking], str]:
-    """Give a function that starts a server which answers so, and returns the URL of a page there."""
     return lambda speaking: f"{servers.start(RawServer(speaking)).url}/torch/"
 
 
 @pytest.fixture
 def deaf() -> Iterator[tuple[str, int]]:
-    """Give a host and port that take no connection and refuse none."""
     with http_server.deaf() as address:
         yield address
 
 
 @pytest.fixture
 def content() -> bytes:
-    """Return the file."""
     return CONTENT
 
 
 @pytest.fixture
 def notes() -> list[str]:
-    """Return what a fetch told a person."""
     return []
 
 
@@ -184,8 +179,6 @@ def means(notes: list[str], monkeypatch: pytest.MonkeyPatch) -> TransferOptions:
 
 @pytest.fixture
 def wanted_file(tmp_path: Path) -> Callable[..., WantedFile]:
-    """Give a function that wants the file from those servers."""
-
     def want(*servers: FileServer, sha256: str = SHA256, size: int | None = SIZE) -> WantedFile:
         return WantedFile(tuple(server.url for server in servers), sha256, size, tmp_path / "to" / "file.bin")
 

@@ -81,7 +81,6 @@ OWN = Credential(token_env="OWN")  # noqa: S106 (a name)
 
 
 def sent_header(known: Sequence[net_credentials.Login], url: str) -> str | None:
-    """Return the header that the host of a URL gets."""
     return next((header for login in known if (header := login.header(url)) is not None), None)
 
 

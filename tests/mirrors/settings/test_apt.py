@@ -20,7 +20,6 @@ from tests.http_server import Server, Servers, directory
 
 @pytest.fixture
 def serve(servers: Servers) -> Callable[[Path, str], str]:
-    """Return what serves a directory on one of this machine's loopback addresses."""
     return lambda root, address: servers.start(Server(directory(root), address)).url
 
 

@@ -35,7 +35,6 @@ class Recorder(Server):
 
 @pytest.fixture
 def recorder(servers: Servers) -> Callable[[], Recorder]:
-    """Return what starts a recorder."""
     return lambda: servers.start(Recorder())
 
 

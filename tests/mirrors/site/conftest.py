@@ -25,7 +25,6 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="session")
 def nginx() -> str:
-    """Return the real nginx."""
     text = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if text is None:
         pytest.skip("no nginx here (`make test` unpacks it where apt is)")
@@ -34,19 +33,16 @@ def nginx() -> str:
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    """Return a private CA, and a certificate of its own for this machine."""
     return signed(tmp_path_factory.mktemp("authority"), "127.0.0.1", "localhost")
 
 
 def envcheck(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run envcheck as a user does."""
     command = [sys.executable, "-m", "envcheck", *arguments]
     env = {**os.environ, **(environment or {})}
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=120)
 
 
 def port_of(site: Site, part: str) -> int:
-    """Return the port that a part of a site listens on."""
     ports = {"nginx": site.port, "mtail": site.mtail, "node-exporter": site.node, "prometheus": site.prometheus}
     ports |= {"olah": site.hf.inner if site.hf else 0, "rclone": site.s3_port}
     return (ports | {f"registry-{one.name}": one.inner for one in site.registries})[part]

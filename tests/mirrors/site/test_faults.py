@@ -63,7 +63,6 @@ def behind(
 
 
 def logged(site: Path, key: str) -> list[Any]:
-    """Return what the access log says of each request."""
     return [json.loads(line)[key] for line in (site / "logs/access.json").read_text().splitlines()]
 
 

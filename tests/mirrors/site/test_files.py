@@ -13,12 +13,10 @@ SMALL = ("--no-pytorch", "--link", "https://x.example")
 
 
 def command(*arguments: str) -> Result:
-    """Run envcheck in this process."""
     return CliRunner().invoke(cli, ["mirror", *arguments])
 
 
 def rendered(site: Path, *options: str) -> str:
-    """Render a site as a user does, and return what was said."""
     done = command("site", "render", str(site), *SMALL, *options)
     assert done.exception is None, done.output
     return done.output

@@ -92,7 +92,6 @@ def test_sizes_are_shares_of_the_disk(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def expired(authority: Certificate, to: Path) -> Path:
-    """Return the authority's certificate for the same key, of a time that is over."""
     request, ca = to / "request.pem", authority.ca
     subject = ("-subj", "/CN=mirror", "-addext", "subjectAltName=IP:127.0.0.1")
     openssl(to, "req", "-new", "-key", authority.key, *subject, "-out", request)
@@ -102,7 +101,6 @@ def expired(authority: Certificate, to: Path) -> Path:
 
 
 def stranger(to: Path) -> tuple[Path, Path]:
-    """Return a certificate that signed itself, and its key."""
     key, ca = to / "other.key", to / "other.pem"
     new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=127.0.0.1")
     names = ("-addext", "subjectAltName=IP:127.0.0.1")

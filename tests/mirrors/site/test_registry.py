@@ -38,7 +38,6 @@ def digest(content: bytes) -> str:
 
 
 def manifest_of(config: bytes, layer: bytes) -> bytes:
-    """Return the manifest of an image of one layer."""
     kinds = ("application/vnd.docker.container.image.v1+json", "application/vnd.docker.image.rootfs.diff.tar.gzip")
     result, inner = (
         {"mediaType": kind, "size": len(blob), "digest": digest(blob)}
@@ -59,7 +58,6 @@ def put(origin: str, path: str, body: bytes, kind: str, method: str = "PUT") -> 
 
 
 def push(origin: str, name: str = "lib/image", tag: str = "one", config: bytes = b"{}", layer: bytes = LAYER) -> None:
-    """Put an image of one layer into a registry, by the protocol itself."""
     for blob in (layer, config):
         begun = put(origin, f"/v2/{name}/blobs/uploads/", b"", "text/plain", "POST")
         parts = urlsplit(begun.headers["Location"])
@@ -70,7 +68,6 @@ def push(origin: str, name: str = "lib/image", tag: str = "one", config: bytes =
 
 @pytest.fixture
 def upstream_registry(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes], Path]]:
-    """Return a registry that holds an image, its process and its log."""
     program = shutil.which("docker-registry")
     if program is None:
         pytest.skip("no docker-registry here (`make test` unpacks it where apt is)")
@@ -91,7 +88,6 @@ def upstream_registry(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[by
 def registry_site(
     tmp_path: Path, nginx: str, upstream_registry: tuple[str, object, object]
 ) -> tuple[Path, int, tuple[str, ...]]:
-    """Return a site with a pull-through registry, its first port, and the words that rendered it."""
     assert nginx
     root, port = tmp_path / "site", free_ports(130)
     options = ("--no-hf", "--no-pytorch", "--link", "http://127.0.0.9", "--port", str(port), "--min-free", "0")

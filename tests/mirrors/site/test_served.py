@@ -20,7 +20,6 @@ CLEAN = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PIP_CONFIG_FILE": "/d
 
 
 def lock(world: World, *names: str) -> str:
-    """Return requirements with hashes."""
     versions = {"torchlike": "1.0+cpu"}
     digests = {name: hashlib.sha256(world.wheels[name].read_bytes()).hexdigest() for name in names}
     return "".join(f"{name}=={versions.get(name, '1.0')} --hash=sha256:{digests[name]}\n" for name in names)

@@ -21,7 +21,6 @@ FILES = 40
 
 @pytest.fixture(scope="session")
 def rsync() -> str:
-    """Return the real rsync."""
     text = shutil.which("rsync")
     if text is None:
         pytest.skip("no rsync here (`make test` unpacks it where apt is)")

@@ -31,7 +31,6 @@ http {{
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Return a port nobody listens on."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]

@@ -28,7 +28,6 @@ def sha256(content: bytes) -> str:
 
 @pytest.fixture
 def make_wheel(tmp_path: Path) -> Callable[..., Path]:
-    """Return a maker of small pure wheels: (name, version, requires) -> path."""
     facts = "Requires-Python: >=3.8\n"
 
     def make(name: str, version: str = "1.0", requires: tuple[str, ...] = ()) -> Path:
@@ -39,13 +38,11 @@ def make_wheel(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """Return an empty store."""
     return Store(tmp_path / "store")
 
 
 @pytest.fixture
 def model(store: Store) -> Revision:
-    """Return a model of a small file and one in LFS, both in the store."""
     small, large = b'{"model_type": "t"}\n', random.Random(1).randbytes(300_000)  # noqa: S311 (data)
     files = [
         HubFile(
@@ -86,7 +83,6 @@ def damaged(store: Store) -> list[str]:
 
 
 def wheel(store: Store, path: Path, index: str = "pypi") -> Wheel:
-    """Put a wheel and its METADATA into the store."""
     digest = sha256(path.read_bytes())
     store.adopt(path, digest)
     with zipfile.ZipFile(path) as archive:
@@ -110,5 +106,4 @@ def published(root: Path, below: str, request: Request) -> Answer:
 
 @pytest.fixture
 def serve(store: Store, servers: Servers) -> Callable[..., Server]:
-    """Return what starts a server of the store's current tree, or of what is below it there."""
     return lambda below="": servers.start(Server(functools.partial(published, store.root / "current", below)))

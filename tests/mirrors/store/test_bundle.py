@@ -41,7 +41,6 @@ def export(store: Store, contents: Contents, to: Path, key: Path | None = None) 
 
 @pytest.fixture
 def exported(store: Store, contents: Contents, tmp_path: Path) -> Path:
-    """Return a bundle of everything."""
     return export(store, contents, tmp_path / "bundle")
 
 
@@ -56,8 +55,6 @@ def other(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Keys:
-    """Give a function that makes a private and a public key."""
-
     def make(name: str) -> tuple[Path, Path]:
         private, public = tmp_path / f"{name}.pem", tmp_path / f"{name}.pub"
         subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)

@@ -21,7 +21,6 @@ MIB = 1 << 20
 
 
 def envcheck(store: Store, *arguments: str) -> subprocess.Popen[str]:
-    """Start `envcheck store` as a user does."""
     # nohup has SIGHUP ignored, and so would this have it.
     command = ["env", "--default-signal=HUP", sys.executable, "-m", "envcheck", "store", "--store", str(store.root)]
     env = {"PATH": os.environ["PATH"], "HOME": str(store.root), "PYTHONPATH": str(ROOT)}
@@ -53,14 +52,12 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture(scope="module")
 def carried(large: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return its bundle."""
     to = tmp_path_factory.mktemp("carried") / "b"
     output_of(large, "export", "-o", str(to))
     return to
 
 
 def _ended(large: Store, to: Path, number: int) -> tuple[int, str, str]:
-    """End an export in its middle."""
     with envcheck(large, "export", "-o", str(to)) as running:
         while not ((to / ".bundle.tar").exists() and (to / ".bundle.tar").stat().st_size > MIB):
             assert running.poll() is None

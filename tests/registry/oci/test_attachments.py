@@ -29,7 +29,6 @@ def attached(repository: Repository, subject: StoredManifest, word: str = "proof
 
 
 def words(repository: Repository, subject: str) -> list[str]:
-    """Return what was attached, by its bytes."""
     actual = referrers(repository, subject).artifacts
     return sorted(json.loads(repository.blob(one.manifest.layers[0], 1000)) for one in actual)
 

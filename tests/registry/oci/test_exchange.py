@@ -15,7 +15,6 @@ from tests.tables import each
 
 
 def failing(status: int, times: int = 99, **headers: str) -> Callable[[Request], Answer | None]:
-    """Return a fault of the first requests."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return lambda request: Answer(status, b"{}", named) if request.number <= times else None
 
@@ -110,7 +109,6 @@ def test_an_answer_that_breaks_off_is_asked_for_again(servers: Servers) -> None:
 
 
 def lie(registry: FakeRegistry, part: str, body: bytes, **headers: str) -> None:
-    """Have a registry answer so to reads of a part of its API."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     registry.fault = lambda request: (
         Answer(200, body, named) if request.method == "GET" and part in request.path else None

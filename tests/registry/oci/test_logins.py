@@ -33,20 +33,17 @@ def home(tmp_path: Path) -> Path:
 
 
 def log_in(home: Path, **content: object) -> dict[str, str]:
-    """Write docker's file of logins and return the environment that names it."""
     (home / ".docker/config.json").write_text(json.dumps(content))
     return {"HOME": str(home)}
 
 
 def helper(at: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Put a credential helper on PATH."""
     (at / "docker-credential-test").write_text(f"#!/bin/sh\n{script}\n")
     (at / "docker-credential-test").chmod(0o755)
     monkeypatch.setenv("PATH", f"{at}:/usr/bin:/bin")
 
 
 def header(environ: dict[str, str], name: str = "registry.example/team/torch") -> str | None:
-    """Return the password's header that a registry would get."""
     account = find_account(parse_reference(name), environ)
     return None if account is None else account.basic
 

@@ -27,7 +27,6 @@ ENDED: Final = proofs.NOW - 60 * MINUTE
 
 @pytest.fixture
 def policy(key: PrivateKey) -> Policy:
-    """Return the default policy with a key."""
     return structs.replace(DEFAULT, keys=(key.public,))
 
 

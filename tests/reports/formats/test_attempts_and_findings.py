@@ -38,7 +38,6 @@ FORMS = ["terminal", "json", *(name for name in formats.names() if name not in O
 
 
 def speed(status: str, summary: str, **more: object) -> OutcomeRow:
-    """Return the row of a check."""
     return row("speed", status, summary, unit="GB/s", **more)
 
 

@@ -38,7 +38,6 @@ def alive(pid: int) -> bool:
 
 
 def ended(pids: list[int], seconds: float) -> list[int]:
-    """Return those that still run after so many seconds."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -98,7 +98,6 @@ def test_who_is_behind_is_named(running: list[ObservedRank], others: list[Any], 
 
 
 def dump(frame: str) -> str:
-    """Return what faulthandler prints of a thread."""
     return f'Current thread 0x00007f (most recent call first):\n  File "{frame}\n  File "check.py", line 1 in measure\n'
 
 

@@ -47,8 +47,6 @@ cuda = _Bag(
 
 @pytest.fixture
 def torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Torch:
-    """Return what puts a stand-in for torch where the target's Python finds it."""
-
     def write(
         *,
         cuda: str | None = "12.8",

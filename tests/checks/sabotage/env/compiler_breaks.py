@@ -13,7 +13,6 @@ judge = compiled.judge
 
 
 def measure(rank: Rank) -> Measured:
-    """Put a compiler that knows no header first."""
     broken = Path(rank.scratch) / "g++"
     broken.write_text("#!/bin/sh\necho 'fatal error: Python.h: No such file or directory' >&2\nexit 1\n")
     broken.chmod(0o755)

@@ -10,10 +10,8 @@ CHECK = Check(promise="the ranks speak", level="quick", ranks=2)
 
 
 def measure(rank: Rank) -> Measured:
-    """Tell it."""
     return {"rank": rank.rank, "NCCL_P2P_DISABLE": os.environ.get("NCCL_P2P_DISABLE")}
 
 
 def judge(_view: View, ranks: Ranks) -> Outcome:
-    """Pass."""
     return passed("spoke", value=len(ranks), unit="ranks")

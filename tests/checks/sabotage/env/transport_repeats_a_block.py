@@ -13,7 +13,6 @@ BLOCK = 4096
 
 
 def measure(rank: Rank) -> Measured:
-    """Have rank 1 receive so."""
     from envcheck.checks.collectives import timed_collectives  # noqa: PLC0415 (as a check does)
 
     honest = timed_collectives.around
@@ -29,7 +28,6 @@ def measure(rank: Rank) -> Measured:
 
 
 def judge(_: View, ranks: Ranks) -> Outcome:
-    """Judge the messages alone."""
     data = {entry["rank"]: ", ".join(entry["wrong"]) for entry in ranks if entry["wrong"]}
     actual = [failed(f"rank {rank}: {what}", fix="-", code="data.wrong") for rank, what in data.items()]
     return worst(actual, passed(f"{len(ranks)} ranks"))

@@ -10,7 +10,6 @@ _fork = os.fork
 
 
 def _slow(dist: Any) -> None:
-    """Come late to every all-reduce."""
     right = dist.all_reduce
 
     def late(*arguments: Any, **more: Any) -> Any:
@@ -21,7 +20,6 @@ def _slow(dist: Any) -> None:
 
 
 def _wrong(dist: Any) -> None:
-    """Send a message with one number changed."""
     right = dist.batch_isend_irecv
 
     def changed(operations: list[Any]) -> Any:

@@ -184,7 +184,6 @@ def library(busy: int = 0) -> SimpleNamespace:
 
 
 def install() -> None:
-    """Have ctypes find it in this process."""
     real = ctypes.CDLL
 
     def load(name: Any, *args: Any, **kwargs: Any) -> Any:

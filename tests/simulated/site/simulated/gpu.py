@@ -28,7 +28,6 @@ ARCHES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120 compute_120"
 
 
 def uuid_of(index: int) -> str:
-    """Return the UUID of the index-th GPU of the node, as NVML writes it."""
     return f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'simulated {index}')}"
 
 

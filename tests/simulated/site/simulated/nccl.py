@@ -20,7 +20,6 @@ _groups: dict[Any, Any] = {}
 
 
 def install(torch: Any) -> None:
-    """Have torch.distributed know nccl."""
     dist, inner = torch.distributed, torch.distributed.distributed_c10d
     begin, more, backend_of, leave = (
         dist.init_process_group,
