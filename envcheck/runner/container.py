@@ -1,7 +1,5 @@
 """An image as the target of a run: the worker runs in a container of it, mounted in and never installed."""
 
-from __future__ import annotations
-
 import shlex
 import time
 from collections.abc import Mapping
@@ -12,7 +10,7 @@ from envcheck.checks.support import secret_patterns
 from envcheck.errors import UnavailableError
 from envcheck.images.engines import BindMount, Container, ImageInfo, holder
 from envcheck.images.spec import LABEL_PREFIX
-from envcheck.runner.local_python import PACKAGE
+from envcheck.runner.local_python import PACKAGE, Handle
 from envcheck.runner.promises import IMAGE_PREFIX, with_packages
 from envcheck.runner.schema import ImageFacts, TargetFacts
 
@@ -59,7 +57,7 @@ class ContainerTarget:
             image=image_facts(info, [layer.step for layer in self._engine.history(image)]),
         )
 
-    def start(self, directory: Path) -> ContainerHandle:
+    def start(self, directory: Path) -> Handle:
         """Start a container with the package mounted read-only and the plan's directory writable by any user."""
         running = self._engine.run_container(
             self._image,

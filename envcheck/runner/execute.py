@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from msgspec import structs
 
 from envcheck.checks import View
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.node.collect import sound
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner import judging, worker_session
@@ -91,8 +91,7 @@ class Run:
     def go_on(self, earlier: EarlierRun, where: Path, tool: str) -> None:
         """Take over what a run that was cut short came to. Raises ConfigError where this is not the same run."""
         if earlier.ended:
-            message = f"the run in {where} is complete"
-            raise ConfigError(message, fix="leave --resume out to run again")
+            refuse(f"the run in {where} is complete", "leave --resume out to run again")
         before, plan, target = earlier.plan, self.asked.plan, self.asked.target.facts
         options = [name for name in plan.__struct_fields__ if name not in {"checks", "gpus"}]
         found = _differences(
@@ -212,8 +211,7 @@ def _differences(facts: Iterable[tuple[str, Any, Any]]) -> list[str]:
 
 def _refuse(differences: list[str], where: Path) -> None:
     if differences:
-        message = f"cannot resume {where}: {'; '.join(differences)}"
-        raise ConfigError(message, fix="leave --resume out to start again")
+        refuse(f"cannot resume {where}: {'; '.join(differences)}", "leave --resume out to start again")
 
 
 def _devices(environment: Mapping[str, Any]) -> str:

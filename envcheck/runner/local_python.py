@@ -1,7 +1,5 @@
 """A Python of this machine as the target of a run; and the contract that each target keeps."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import envcheck
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.node import subprocesses
 from envcheck.runner.promises import read_promises, with_packages
 from envcheck.runner.schema import GroupFacts, TargetFacts, encodable
@@ -24,6 +22,7 @@ PACKAGE: Final = Path(envcheck.__file__).resolve().parent
 _GRACE: Final = 6.0
 _LOG_TAIL: Final = 4096
 _OLDEST: Final = (3, 9)  # what the worker is written for
+_AT_LEAST: Final = ".".join(map(str, _OLDEST))
 _SPEAK: Final = r"import sys; print('\nPython-%d.%d' % sys.version_info[:2])"
 _SPEAK_TIMEOUT: Final = 60.0  # a cold network filesystem needs tens of seconds for a Python
 
@@ -102,12 +101,10 @@ def _interpreter(path: Path) -> Path:
     if not python.exists():
         on_path = shutil.which(str(path)) if path.name == str(path) and not path.is_dir() else None
         if on_path is None:
-            message = f"no Python at {python}"
-            raise ConfigError(message, fix="give --python the path of an interpreter or of an environment")
+            refuse(f"no Python at {python}", "give --python the path of an interpreter or of an environment")
         python = Path(on_path)
     if not os.access(python, os.X_OK):
-        message = f"{python} is not executable"
-        raise ConfigError(message, fix="give --python the path of an interpreter")
+        refuse(f"{python} is not executable", "give --python the path of an interpreter")
     return Path(os.path.abspath(python))  # noqa: PTH100 (resolve() would follow the environment's symlink)
 
 
@@ -120,7 +117,7 @@ class LocalPython:
         self._python = chosen.python
         self.facts = TargetFacts(kind="python", name=encodable(str(chosen.python)), chosen=chosen.why)
 
-    def start(self, directory: Path) -> LocalHandle:
+    def start(self, directory: Path) -> Handle:
         """Start the worker from a staging directory that holds the package alone."""
         staging = directory / "staging"
         staging.mkdir()
@@ -188,11 +185,10 @@ def answering(chosen: ChosenPython) -> ChosenPython:
     if version is None:
         said = next(iter(output.strip().splitlines()), "")[:200]
         did = f'said "{said}"' if said else "printed nothing"
-        message = f"{chosen.python} is not a Python: it {did}"
-        raise ConfigError(message, fix="give --python a working interpreter, or an environment that has one")
+        fix = "give --python a working interpreter, or an environment that has one"
+        refuse(f"{chosen.python} is not a Python: it {did}", fix)
     if (int(version[1]), int(version[2])) < _OLDEST:
-        message = f"{chosen.python} is Python {version[1]}.{version[2]}"
-        raise ConfigError(message, fix=f"give --python one of {_OLDEST[0]}.{_OLDEST[1]} or newer")
+        refuse(f"{chosen.python} is {version[0].replace('-', ' ')}", f"give --python one of {_AT_LEAST} or newer")
     return chosen
 
 

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple
 
 from envcheck.checks import LEVELS, Check
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.runner.schema import Plan, PlannedCheck
 
 Kind = Literal["node", "env"]
@@ -52,12 +52,10 @@ def discover(
                 raise error
             hear(error)
         if not wrong and not any(f.path.is_relative_to(site) for f in modules):
-            message = f"{site} contains no check"
-            raise ConfigError(message, fix="put files into its node/ and env/, as `envcheck checks ID` shows them")
+            refuse(f"{site} contains no check", "put files into its node/ and env/, as `envcheck checks ID` shows them")
     twice = {f.id for f in modules if sum(g.id == f.id for g in modules) > 1}
     if twice:
-        message = f"two checks are named {', '.join(sorted(twice))}"
-        raise ConfigError(message, fix="rename one file")
+        refuse(f"two checks are named {', '.join(sorted(twice))}", "rename one file")
     return sorted(modules, key=lambda f: (LEVELS.index(f.check.level), _KINDS.index(f.kind), not f.check.probe, f.id))
 
 
@@ -90,14 +88,13 @@ def _own(site: Path, kind: Kind, wrong: list[ConfigError]) -> list[CheckModule]:
 def _load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"envcheck_site_{path.stem}", path)
     if spec is None or spec.loader is None:
-        message = f"{path} cannot be imported"
-        raise ConfigError(message, fix="name it like a Python module")
+        refuse(f"{path} cannot be imported", "name it like a Python module")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # what a user's file does when it is imported is not known
-        message = f"{path} cannot be imported: {type(error).__name__}: {error}"
-        raise ConfigError(message, fix="a check imports torch inside functions only") from error
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (what a user's file does when it is imported is not known)
+        why = f"{path} cannot be imported: {type(error).__name__}: {error}"
+        refuse(why, "a check imports torch inside functions only")
     return module
 
 
@@ -131,8 +128,7 @@ def select(
     upto = LEVELS[: LEVELS.index(level) + 1]
     chosen = [f for f in modules if (f.id in included if included else f.check.level in upto) and f.id not in excluded]
     if not chosen:
-        message = "no check is left to run"
-        raise ConfigError(message, fix="remove one from --skip, or use a higher --level")
+        refuse("no check is left to run", "remove one from --skip, or use a higher --level")
     return chosen
 
 
@@ -163,8 +159,7 @@ def _known_ids(modules: Sequence[CheckModule], ids: Iterable[str]) -> set[str]:
     for name in sorted(chosen - set(names)):
         longer = [one for one in names if one.startswith(f"{name}-")]
         near = longer or difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-        message = f"no check is named {name}"
-        raise ConfigError(message, fix=f"did you mean {' or '.join(near)}?" if near else "see `envcheck checks`")
+        refuse(f"no check is named {name}", f"did you mean {' or '.join(near)}?" if near else "see `envcheck checks`")
     return chosen
 
 

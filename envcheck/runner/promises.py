@@ -8,7 +8,7 @@ import msgspec
 from packaging.utils import canonicalize_name
 
 from envcheck.data import data_path, state_path
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.images import lockfile
 from envcheck.images.lockfile import Group, Lock
 from envcheck.images.targets import RECIPES, extensions_of, groups_of
@@ -32,8 +32,7 @@ def parse_promises(text: str, where: str) -> dict[str, str]:
     try:
         promises = msgspec.json.decode(text, type=dict[str, str])
     except msgspec.DecodeError as error:
-        message = f"{where} is not a JSON object of strings: {error}"
-        raise ConfigError(message, fix="build the environment again, or remove the file") from error
+        refuse(f"{where} is not a JSON object of strings: {error}", "build the environment again, or remove the file")
     return {key.replace("-", "_"): value for key, value in promises.items()}
 
 

@@ -19,7 +19,7 @@ from envcheck import safe_files
 from envcheck.checks import ERROR, FAIL, SKIP, Check, Limit, Outcome, View, failed, passed, undecided
 from envcheck.checks.node import infiniband
 from envcheck.counting import counted
-from envcheck.errors import ConfigError, refuse
+from envcheck.errors import refuse
 from envcheck.matrix.facts.lookup import find_gpu, suggest
 from envcheck.matrix.facts.model import Matrix, key
 from envcheck.matrix.file.load import load
@@ -105,20 +105,16 @@ def read(source: str, matrix: Matrix | None = None) -> Requirements:
     path = Path(source) if Path(source).exists() else PROFILES / f"{source}.toml"
     if not path.is_file():
         names = ", ".join(sorted(p.stem for p in PROFILES.glob("*.toml")))
-        message = f"no requirements at {source}"
-        raise ConfigError(message, fix=f"give a TOML file, or one of {names}")
+        refuse(f"no requirements at {source}", f"give a TOML file, or one of {names}")
     try:
         text = safe_files.read_whole(path, most=_MOST).decode()
         requirements = msgspec.convert(_toml(text), Requirements)
     except OSError as error:
-        message = f"cannot read {path}: {error.strerror}"
-        raise ConfigError(message, fix="give a TOML file that you may read") from error
+        refuse(f"cannot read {path}: {error.strerror}", "give a TOML file that you may read")
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
-        message = f"{path} is not UTF-8 text" if isinstance(error, UnicodeError) else f"{path}: {error}"
-        raise ConfigError(message, fix=_ALL_SETTINGS) from error
+        refuse(f"{path} is not UTF-8 text" if isinstance(error, UnicodeError) else f"{path}: {error}", _ALL_SETTINGS)
     for problem, fix in _problems(requirements, matrix or load()):
-        message = f"{path}{problem}"
-        raise ConfigError(message, fix=fix)
+        refuse(f"{path}{problem}", fix)
     return requirements
 
 
@@ -178,7 +174,7 @@ def _on_node(requirements: Requirements) -> Iterator[tuple[str, str, Callable[[V
     if gpu:
         yield "gpus", f"{counted(gpu.count, 'GPU')} at least", bound(_count, source, gpu.count)
     if gpu and gpu.model:
-        yield "model", f"every GPU is a {gpu.model}", bound(_model, source, gpu.model)
+        yield "model", f"every GPU is a {gpu.model}", bound(_read, "name", bound(_model, source, gpu.model))
     of_gpus, of_host = gpu or GpuDemand(), host or HostDemand()
     for name, signal, unit, least in (
         ("gpu-memory", "memory_total", "B", of_gpus.memory_gib and of_gpus.memory_gib * _GIB),
@@ -193,13 +189,23 @@ def _on_node(requirements: Requirements) -> Iterator[tuple[str, str, Callable[[V
     ):
         if least is not None:
             quantity = signal if "." in signal else f"{signal} of every GPU"
-            yield name, quantity, bound(_least, signal, quantity, Limit(least, unit, source))
+            yield name, quantity, bound(_read, signal, bound(_least, quantity, Limit(least, unit, source)))
     if host and host.hugepages:
-        yield "hugepages", f"transparent huge pages: {host.hugepages}", bound(_pages, source, host.hugepages)
+        pages = bound(_read, "host.hugepages", bound(_pages, source, host.hugepages))
+        yield "hugepages", f"transparent huge pages: {host.hugepages}", pages
     if network:
         yield "network-ports", f"{counted(network.ports, 'port')} in use", bound(_network, source, network)
     if driver and (driver.min or driver.below):
-        yield "driver", f"driver from {driver.min or 'any'}", bound(_driver, source, driver)
+        versions = bound(_read, "driver.version", bound(_driver, source, driver))
+        yield "driver", f"driver from {driver.min or 'any'}", versions
+
+
+def _read(signal: str, judge: Callable[[list[Any], View], Outcome], view: View) -> Outcome:
+    """Judge the values of a node's signal, whose name has a point, or of each GPU's; an error where one is unread."""
+    of_gpus = [gpu.signal(signal) for gpu in view.snapshot.gpus] or [_no_gpu(view)]
+    signals = [view.snapshot.signal(signal)] if "." in signal else of_gpus
+    unread = [one.reason for one in signals if one.value is None]
+    return _unread(unread[0]) if unread else judge([one.value for one in signals], view)
 
 
 def _no_gpu(view: View) -> Signal:
@@ -207,29 +213,16 @@ def _no_gpu(view: View) -> Signal:
     return Signal(reason=f"no GPU: {driver.reason or 'NVML shows none'}", why=driver.why or "unsupported")
 
 
-def _values(signal: str, view: View) -> list[Any] | Outcome:
-    """Return the values of a node's signal, whose name has a point, or of each GPU's; an error where one is unread."""
-    of_gpus = [gpu.signal(signal) for gpu in view.snapshot.gpus] or [_no_gpu(view)]
-    signals = [view.snapshot.signal(signal)] if "." in signal else of_gpus
-    unread = [one.reason for one in signals if one.value is None]
-    return _unread(unread[0]) if unread else [one.value for one in signals]
-
-
 def _unread(why: str | None) -> Outcome:
     return undecided(f"undetermined: {why}", fix=_NODE_FIX, code="require.unread")
 
 
 def _held(summary: str, limit: Limit, value: Any, *, met: bool, fix: str = _NODE_FIX) -> Outcome:
-    """Return a demand that was met or not; the value has the limit's unit."""
     told = {"value": value, "unit": limit.unit, "limit": limit}
     return passed(summary, **told) if met else failed(summary, fix=fix, code="require.not-met", **told)
 
 
-def _least(signal: str, quantity: str, limit: Limit, view: View) -> Outcome:
-    """Fail where the least of what was read is too little; what was not read is an error."""
-    values = _values(signal, view)
-    if isinstance(values, Outcome):
-        return values
+def _least(quantity: str, limit: Limit, values: list[Any], _: View) -> Outcome:
     odd = [value for value in values if not (_number(value) and value >= 0)]
     if odd == ["unlimited"]:
         return _held(f"{quantity}: unlimited, for {limit.source}", limit, "unlimited", met=True)
@@ -239,10 +232,7 @@ def _least(signal: str, quantity: str, limit: Limit, view: View) -> Outcome:
     return _held(f"{quantity}, for {limit.source}", limit, min(values), met=min(values) >= limit.value)
 
 
-def _pages(source: str, setting: str, view: View) -> Outcome:
-    mode = _values("host.hugepages", view)
-    if isinstance(mode, Outcome):
-        return mode
+def _pages(source: str, setting: str, mode: list[Any], _: View) -> Outcome:
     fix = f"echo {setting} > /sys/kernel/mm/transparent_hugepage/enabled, as root"
     limit = Limit(setting, "", source, "equal")
     return _held(f"transparent huge pages: {mode[0]}", limit, mode[0], met=mode == [setting], fix=fix)
@@ -266,26 +256,19 @@ def _count(source: str, count: int, view: View) -> Outcome:
     return _held(summary, Limit(count, "GPUs", source), gpus, met=gpus >= count)
 
 
-def _model(source: str, model: str, view: View) -> Outcome:
+def _model(source: str, model: str, names: list[Any], view: View) -> Outcome:
     matrix = view.matrix if isinstance(view.matrix, Matrix) else load()
-    names = _values("name", view)
-    if isinstance(names, Outcome):
-        return names
-    wanted, limit = find_gpu(matrix, model), Limit(model, "", source, "equal")
+    wanted = find_gpu(matrix, model)
     others = sorted({str(name) for name in names if find_gpu(matrix, str(name)) != wanted})
     summary = f"not a {model}: {', '.join(others)}" if others else f"{len(names)} x {model}"
-    return _held(summary, limit, others or model, met=not others)
+    return _held(summary, Limit(model, "", source, "equal"), others or model, met=not others)
 
 
-def _driver(source: str, demand: DriverDemand, view: View) -> Outcome:
-    driver = _values("driver.version", view)
-    if isinstance(driver, Outcome):
-        return driver
+def _driver(source: str, demand: DriverDemand, driver: list[Any], _: View) -> Outcome:
     version, span = key(str(driver[0])), f"{demand.min or ''}..{demand.below or ''}"
-    low = demand.min is not None and version < key(demand.min)
-    high = demand.below is not None and version >= key(demand.below)
-    summary = f"driver {driver[0]}{f' is outside {span}' if low or high else ''}"
-    return _held(summary, Limit(span, "driver version", source, "equal"), driver[0], met=not (low or high))
+    met = not (demand.min and version < key(demand.min)) and not (demand.below and version >= key(demand.below))
+    summary = f"driver {driver[0]}{'' if met else f' is outside {span}'}"
+    return _held(summary, Limit(span, "driver version", source, "equal"), driver[0], met=met)
 
 
 def _of_ranks(*names: str) -> Values:

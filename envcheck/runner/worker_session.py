@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from envcheck.checks import FAIL
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.runner.local_python import Handle, Target
 from envcheck.runner.planning import STARTING, CheckModule
 from envcheck.runner.requirements import Demand
@@ -92,13 +92,27 @@ def worker_plan(plan: Plan, asked: RunPlan, known: Mapping[str, OutcomeRow], *, 
 
 @contextlib.contextmanager
 def working_directory(plan: Mapping[str, Any], site: Path | None) -> Iterator[Path]:
-    """Yield a directory with the plan in it, and the site's own checks."""
-    with scratch_directory() as scratch:
-        with refusing_full_disk():
-            (scratch / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    """Yield a new directory with the plan of a run in it, and the site's own checks; remove it afterwards.
+
+    The user of a container has another number, so the directory is writable for everyone; its parent, which only this
+    user may enter, keeps the other users of this machine out. Of a run that is killed the worker's guard removes it.
+    Raises ConfigError where no directory can be made, or where its disk is full.
+    """
+    with _refusing_full_disk():
+        outer = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    inner = outer / _INNER
+    try:
+        with _refusing_full_disk():
+            inner.mkdir()
+            inner.chmod(0o777)
+            if why := _why_unwritable(inner):
+                raise OSError(0, why)
+            (inner / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
             if site is not None and (site / "env").is_dir():
-                shutil.copytree(site / "env", scratch / "site")
-        yield scratch
+                shutil.copytree(site / "env", inner / "site")
+        yield inner
+    finally:
+        shutil.rmtree(outer, ignore_errors=True)
 
 
 def node_was_read(directory: Path) -> None:
@@ -153,7 +167,7 @@ def _follow(handle: Handle, path: Path, limits: Mapping[str, float]) -> Iterator
 
 def _ended(event: Event, handle: Handle, directory: Path, *, importing: bool, own_limits: bool) -> Event:
     """Return the last event with what a report says of it; `own_limits`: it ran under the limits of this process."""
-    log, unwritable = ("", "") if event["event"] == "end" else (handle.log(), why_unwritable(directory))
+    log, unwritable = ("", "") if event["event"] == "end" else (handle.log(), _why_unwritable(directory))
     why = ending(event, log, unwritable, importing=importing, own_limits=own_limits)
     fix = _BY_HAND if importing else "see the log, and try `--only` with one check"
     fix = "make room there, or set TMPDIR to a directory that has some" if unwritable else fix
@@ -216,37 +230,14 @@ def _event(line: bytes) -> Event | None:
 
 
 @contextlib.contextmanager
-def scratch_directory() -> Iterator[Path]:
-    """Yield a new directory for the plan and the events of a run, and remove it afterwards.
-
-    The user of a container has another number, so the directory is writable for everyone; its parent, which only this
-    user may enter, keeps the other users of this machine out. Of a run that is killed the worker's guard removes it.
-    Raises ConfigError where no directory can be made, or where its disk is full.
-    """
-    with refusing_full_disk():
-        outer = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    try:
-        inner = outer / _INNER
-        with refusing_full_disk():
-            inner.mkdir()
-            inner.chmod(0o777)
-            if why := why_unwritable(inner):
-                raise OSError(0, why)
-        yield inner
-    finally:
-        shutil.rmtree(outer, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def refusing_full_disk() -> Iterator[None]:
-    """Turn an OSError of the block into a ConfigError that names TMPDIR, and the file size limit if any."""
+def _refusing_full_disk() -> Iterator[None]:
     try:
         yield
     except OSError as error:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         small = "" if limit == resource.RLIM_INFINITY else f" (a file may have {limit} bytes, see `ulimit -f`)"
-        message = f"no writable directory for temporary files: {_why(error)}{small}"
-        raise ConfigError(message, fix="set TMPDIR to a writable directory with free space") from error
+        why = f"no writable directory for temporary files: {_why(error)}{small}"
+        refuse(why, "set TMPDIR to a writable directory with free space")
 
 
 def _why(error: OSError) -> str:
@@ -255,7 +246,7 @@ def _why(error: OSError) -> str:
     return os.strerror(int(copied[1])) if copied else str(error.strerror or error)
 
 
-def why_unwritable(place: Path) -> str:
+def _why_unwritable(place: Path) -> str:
     """Write 64 KiB to a directory and return why that failed, or "" where it did not.
 
     A worker whose disk is full ends without a message, so this is how the report learns why it ended.

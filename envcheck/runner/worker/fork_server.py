@@ -34,7 +34,7 @@ MOST_STRETCH = 10.0
 _NODE_TIMEOUT = 60.0  # NVML itself is given up long before
 _TICK = 0.01
 _WAITING = 5.0  # how often it says that it waits for other nodes
-_GUARD_TICK = 0.05
+_GUARD_TICK = 0.02
 _LIMIT = 5.0
 # NVIDIA NCCL user guide, Environment Variables: no direct access between GPUs, be it over NVLink or PCI.
 KEPT = ("ran_with", "hung")
@@ -169,15 +169,9 @@ class _Nursery:
             level=self.plan.get("level", "standard"),
         )
         if self.part:
-            part = self.part
-            job = dataclasses.replace(
-                job,
-                environment={**self.groups, "MASTER_PORT": str(part["ports"][check["id"]])},
-                first=int(part["first"]),
-                here=int(part["here"]),
-                node=int(part["node"]),
-                nodes=int(part["nodes"]),
-            )
+            place: dict[str, Any] = {name: int(self.part[name]) for name in ("first", "here", "node", "nodes")}
+            port = {"MASTER_PORT": str(self.part["ports"][check["id"]])}
+            job = dataclasses.replace(job, environment={**self.groups, **port}, **place)
         done = self._group(check, job)
         environment = {**os.environ, **self.groups}
         if self.may_try_again and worth_another_try(done, environment, gpu=job.gpu, world=job.world):
@@ -267,16 +261,10 @@ def _start_nursery(directory: Path, plan: dict[str, Any]) -> int:
 
 def _watch_nursery(nursery: int) -> int | None:
     """Return the nursery's wait status when it ends (positive: exit code, negative: signal); None on a cut lifeline."""
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake)
     while True:
-        ready, _, _ = select.select([0, woken], [], [], _GUARD_TICK)
-        if 0 in ready and not os.read(0, 4096):
+        ready, _, _ = select.select([0], [], [], _GUARD_TICK)
+        if ready and not os.read(0, 4096):
             return None
-        if woken in ready:
-            os.read(woken, 4096)
         # Orphans come to us too; leave them to the end and wait for the nursery alone.
         pid, status = os.waitpid(nursery, os.WNOHANG)
         if pid:

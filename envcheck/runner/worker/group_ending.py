@@ -94,11 +94,6 @@ def doing(directory: Path, rank: int) -> dict[str, str]:
     return {"doing": activity} if activity else {}
 
 
-def seen(directory: Path, rank: int, state: str, log: str) -> ObservedRank:
-    """Return what is known of a rank that had not ended."""
-    return ObservedRank(rank, state, *progress_file.read(directory, rank), log=log)
-
-
 def error(
     directory: Path,
     ended: Sequence[End],

@@ -29,7 +29,8 @@ _SHARED = "/dev/shm"  # noqa: S108 (it is looked at, not written to)
 _LITTLE = 1 << 20  # bytes: what has less is full
 _NO_LIMIT = 1 << 60  # version 1 has a number for it, 2^63 less a page
 # A control group's limit, as its controller's file says it in version 2 and in version 1.
-_FILES = {"pids": ("pids.max", "pids.max"), "memory": ("memory.max", "memory.limit_in_bytes")}
+_FILES = {"pids": ("pids.max",), "memory": ("memory.max", "memory.limit_in_bytes")}
+_EVENTS = {"pids": ("pids.events",), "memory": ("memory.events", "memory.oom_control")}
 # What a failure says, the limit of the process, how a shell shows it, and the control group's controller.
 _LIMITS: tuple[tuple[re.Pattern[str], int, str, str, str], ...] = (
     (_PROCESSES, resource.RLIMIT_NPROC, "processes and threads of this user", "ulimit -u", "pids"),
@@ -50,10 +51,13 @@ def explained(text: str) -> str:
     if _NAMED in text:
         return text
     causes = [cause for row in _LIMITS if row[0].search(text) for cause in _met(*row[1:])]
-    lost = _LOST.search(text) is not None
-    if lost or "SIGKILL" in text:
-        causes += _memory_kills(0 if "SIGKILL" in text else _kills_before)
-    causes += _refusals() if lost else []
+    lost, killed = _LOST.search(text) is not None, "SIGKILL" in text
+    kills, refused = _kills() if lost or killed else 0, _counted("pids", "max") if lost else 0
+    if kills > (0 if killed else _kills_before):
+        limit = _limit_text("memory") or "no limit of memory of its own"
+        causes.append(f"the kernel ended processes of the control group for lack of memory ({kills}), {limit}")
+    if refused and (limit := _limit_text("pids")):
+        causes.append(f"the control group was refused processes or threads ({refused}), {limit}")
     causes += _full() if _SPACE.search(text) else []
     return f"{text}{_NAMED}{'; '.join(dict.fromkeys(causes))})" if causes else text
 
@@ -79,30 +83,16 @@ def explained_in(measured: Any) -> Any:
 def remember_kills() -> None:
     """Take the kills so far as none of the group's that starts now."""
     global _kills_before  # noqa: PLW0603 (of this process alone, and its forks)
-    _kills_before = _counted("memory", ("memory.events", "memory.oom_control"), "oom_kill")
+    _kills_before = _kills()
 
 
-def _memory_kills(before: float) -> list[str]:
-    """Return that the kernel has killed more than `before` processes of this control group for lack of memory."""
-    counted = _counted("memory", ("memory.events", "memory.oom_control"), "oom_kill")
-    if counted <= before:
-        return []
-    limit = _groups("memory")
-    allowed = _limit_text(limit) if limit else "no limit of memory of its own"
-    return [f"the kernel ended processes of the control group for lack of memory ({counted}), {allowed}"]
+def _kills() -> int:
+    return _counted("memory", "oom_kill")
 
 
-def _refusals() -> list[str]:
-    """Return that this control group was refused a process or thread."""
-    counted, limit = _counted("pids", ("pids.events",), "max"), _groups("pids")
-    if not counted or limit is None:
-        return []
-    return [f"the control group was refused processes or threads ({counted}), {_limit_text(limit)}"]
-
-
-def _counted(controller: str, files: tuple[str, ...], event: str) -> int:
+def _counted(controller: str, event: str) -> int:
     """Return how often something happened to this control group (cgroup-v2.rst, v1/memory.rst)."""
-    texts = (_text(place / name) for place in _directories(controller) for name in files)
+    texts = (_text(place / name) for place in _directories(controller) for name in _EVENTS[controller])
     counts = (re.search(rf"^{event} (\d+)$", text, re.MULTILINE) for text in texts)
     return next((int(match[1]) for match in counts if match), 0)
 
@@ -142,23 +132,20 @@ def _text(path: Path) -> str:
 
 def _met(number: int, resource_name: str, shell: str, controller: str) -> list[str]:
     """Return the limits of this process and of its control group; of two on processes the one that is met first."""
-    limit = resource.getrlimit(number)[0]
-    limits = [] if limit == resource.RLIM_INFINITY else [(limit, f"{limit} {resource_name}, see `{shell}`")]
-    group = _groups(controller) if controller else None
-    limits += [(group[0], _limit_text(group))] if group else []
+    limit, limits = resource.getrlimit(number)[0], []
+    if limit != resource.RLIM_INFINITY:
+        limits.append((limit, f"{limit} {resource_name}, see `{shell}`"))
+    if controller and (text := _limit_text(controller)):
+        limits.append((int(text.rpartition(" ")[2]), text))
     return [text for _, text in (sorted(limits)[:1] if number == resource.RLIMIT_NPROC else limits)]
 
 
-def _limit_text(limit: tuple[int, str]) -> str:
-    return f"{limit[1]} of the control group is {limit[0]}"
-
-
-def _groups(controller: str) -> tuple[int, str] | None:
-    """Return the tightest limit that the control groups of a container or a job set, and its file's name."""
+def _limit_text(controller: str) -> str:
+    """Return the tightest limit that the control groups of a container or a job set; "" where they set none."""
     limits = [
         (int(value), name)
         for place in _directories(controller)
         for name in _FILES[controller]
         if (value := _text(place / name).strip()).isdecimal() and int(value) < _NO_LIMIT
     ]
-    return min(limits) if limits else None
+    return "{1} of the control group is {0}".format(*min(limits)) if limits else ""

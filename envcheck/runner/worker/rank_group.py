@@ -71,17 +71,14 @@ class _Member:
 
     @property
     def log(self) -> str:
-        """Return the end of what it printed."""
         return self.tail.decode(errors="replace")
 
     def poll(self) -> bool:
         """Return whether it ended just now."""
-        if self.status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.status = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-                return True
-        return False
+        pid, status = (0, 0) if self.status is not None else os.waitpid(self.pid, os.WNOHANG)
+        if pid:
+            self.status = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        return pid != 0
 
     def read(self) -> bytes | None:
         """Take what it printed: b"" at the end of it, None when there is nothing now."""
@@ -130,7 +127,8 @@ def run_group(
         os.close(member.pipe)
     results = {m.rank: group_ending.result(directory, m.rank) for m in members}
     ends = [group_ending.End(m.rank, m.status, m.log) for m in ended]
-    seen = [group_ending.seen(directory, m.rank, states[m.rank], m.log) for m in hung]
+    progress = {m.rank: progress_file.read(directory, m.rank) for m in members}
+    seen = [group_ending.ObservedRank(m.rank, states[m.rank], *progress[m.rank], log=m.log) for m in hung]
     error = group_ending.error(directory, ends, seen, results, f"{after:g} s", manner)
     return {
         "ranks": [r.get("measured") for r in results.values()],
@@ -139,12 +137,11 @@ def run_group(
         "body": max([r.get("seconds", 0.0) for r in results.values()]),
         "logs": [m.log for m in members],
         "survivors": [{"pid": pid, "state": process_tree.state(pid)} for pid in survivors],
-        "progress": [[states.get(m.rank, ""), *progress_file.read(directory, m.rank)] for m in members],
+        "progress": [[states.get(m.rank, ""), *progress[m.rank]] for m in members],
     }
 
 
 def _not_started(job: Job, members: list[_Member], error: OSError) -> dict[str, Any]:
-    """Return the result of a group of which a rank could not be started; those before it are ended."""
     if members:
         _stop(members, members[0].pid)
     process_tree.end_descendants(_GRACE)
@@ -154,25 +151,6 @@ def _not_started(job: Job, members: list[_Member], error: OSError) -> dict[str, 
     lost: dict[str, Any] = {"error": {"rank": job.first + len(members), "text": text}, "seconds": 0.0, "body": 0.0}
     none = {"ranks": [None] * ranks, "logs": [""] * ranks, "survivors": [], "progress": [["", -1, 0]] * ranks}
     return {**lost, **none}
-
-
-def be_rank(job: Job, rank: int, directory: Path) -> None:
-    """Measure as one rank, in the process this is called in, and end that process."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what it printed before it was killed is kept too
-    local = rank - job.first
-    place = Rank(
-        rank=rank,
-        world=job.world,
-        local_rank=local,
-        device=f"cuda:{local}" if job.gpu else "cpu",
-        backend="nccl" if job.gpu else "gloo",
-        scratch=str(directory),
-        node=job.node,
-        nodes=job.nodes,
-        level=job.level,
-    )
-    measure(lambda: _function(job.source), place, len(job.ranks))
 
 
 def _function(source: str) -> Any:
@@ -190,12 +168,11 @@ def _function(source: str) -> Any:
 
 def _start(job: Job, directory: Path, forget: Callable[[], None], members: list[_Member]) -> None:
     """Fork the ranks of a job, and add each to `members`."""
-    port = _free_port()
+    port, parent = _free_port(), os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
     for rank in job.ranks:
         reading_end, writing_end = os.pipe()
-        parent = os.getpid()
         try:
             pid = os.fork()
         except OSError:
@@ -223,10 +200,13 @@ def _start(job: Job, directory: Path, forget: Callable[[], None], members: list[
 def _child(job: Job, rank: int, port: int, directory: Path, output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
-    enter(rank - job.first, len(job.ranks), port, job.nodes)
+    ours = environment(rank - job.first, len(job.ranks), port, os.environ)
     if job.nodes > 1:
-        os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(job.world)})
-    os.environ.update(job.environment)
+        ours |= {"RANK": str(rank), "WORLD_SIZE": str(job.world)}
+        ours.pop("GLOO_SOCKET_IFNAME", None)  # no other node is behind the loopback
+    for name in [n for n in os.environ if n.startswith(_OUTER)]:
+        del os.environ[name]
+    os.environ.update({**ours, **job.environment})
     if job.start == "spawn":
         worker = str(Path(__file__).with_name("main.py"))
         spec = json.dumps([dataclasses.asdict(job), rank, str(directory)])
@@ -293,16 +273,6 @@ def _stop(members: list[_Member], group: int) -> str:
     return "nothing: it survives SIGKILL"
 
 
-def enter(rank: int, world: int, port: int, nodes: int = 1) -> None:
-    """Set this process's environment for one rank of a group, all of whose ranks on this machine are `world`."""
-    for name in [n for n in os.environ if n.startswith(_OUTER)]:
-        del os.environ[name]
-    ours = environment(rank, world, port, os.environ)
-    if nodes > 1 and not os.environ.get("GLOO_SOCKET_IFNAME"):
-        del ours["GLOO_SOCKET_IFNAME"]  # no other node is behind the loopback
-    os.environ.update(ours)
-
-
 def environment(rank: int, world: int, port: int, outer: Mapping[str, str]) -> dict[str, str]:
     """Return what torchrun would set for this rank of a group on this machine, over `outer`, which stays as it is.
 
@@ -335,18 +305,26 @@ def chosen_threads(environ: Mapping[str, str]) -> int:
     return int(first) if first.isascii() and first.isdecimal() and len(first) < _DIGITS else 0
 
 
-def measure(load: Callable[[], Callable[[Any], Any]], place: Rank, here: int) -> None:
-    """Call a check's measure, write `rankN.json`, and end the process; nothing of it returns to the caller.
-
-    `here` is how many of the group's ranks are on this machine.
-    """
-    code, rank, directory = 1, place.rank, Path(place.scratch)
+def be_rank(job: Job, rank: int, directory: Path) -> None:
+    """Call a check's measure as one rank, write `rankN.json`, and end the process that this is called in."""
+    code = 1
     try:
-        _prepare(here, directory)
+        _prepare(len(job.ranks), directory)
         progress_file.write(directory, rank, progress_file.STARTED)
-        begun = time.monotonic()
-        check = load()
+        begun, local = time.monotonic(), rank - job.first
+        check = _function(job.source)
         progress_file.write(directory, rank, progress_file.LOADED)
+        place = Rank(
+            rank=rank,
+            world=job.world,
+            local_rank=local,
+            device=f"cuda:{local}" if job.gpu else "cpu",
+            backend="nccl" if job.gpu else "gloo",
+            scratch=str(directory),
+            node=job.node,
+            nodes=job.nodes,
+            level=job.level,
+        )
         measured = check(place)
         if not isinstance(measured, dict):
             message = f"measure returned {type(measured).__name__}, not a dict"
@@ -359,7 +337,8 @@ def measure(load: Callable[[], Callable[[Any], Any]], place: Rank, here: int) ->
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException as error:  # noqa: BLE001 (a check's process ends here; what it raised is its result)
         traceback.print_exc()  # first, for there may be no room for a file
-        _write(directory, rank, json.dumps({"error": process_limits.explained(_error_text(error))}))
+        text = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+        _write(directory, rank, json.dumps({"error": process_limits.explained(text[:500])}))
     finally:
         try:
             sys.stdout.flush()
@@ -370,6 +349,8 @@ def measure(load: Callable[[], Callable[[Any], Any]], place: Rank, here: int) ->
 
 
 def _prepare(world: int, directory: Path) -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what it printed before it was killed is kept too
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(directory)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
@@ -391,11 +372,6 @@ def _sized(result: dict[str, Any]) -> str:
         message = f"measure returned {len(text)} bytes, over {group_ending.RESULT_LIMIT}"
         raise ValueError(message)
     return text
-
-
-def _error_text(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return ": ".join([type(error).__name__, *lines[:1]])[:500]
 
 
 def _write(directory: Path, rank: int, text: str) -> None:
