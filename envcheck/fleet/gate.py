@@ -24,7 +24,7 @@ from envcheck.runner.container import shown_gpus
 from envcheck.runner.execute import Run, boot_id, validate
 from envcheck.runner.local_python import Target
 from envcheck.runner.planning import discover, most_telling_first, plan, select
-from envcheck.runner.schema import OutcomeRow, VerdictStatus
+from envcheck.runner.schema import VerdictStatus
 from envcheck.runner.worker_session import RunPlan
 
 SCHEMA: Final = "envcheck/gate/1"
@@ -114,7 +114,7 @@ def of_report(report: RunReport, subject: GatedEnvironment, at: Boot, where: str
         return None
     status = report.verdict.status
     failed = [row for row in report.outcomes if row.status == "fail"]
-    if "error" in report.environment and failed and all(_only_torch_says_so(row) for row in failed):
+    if "error" in report.environment and {(row.kind, row.code) for row in failed} == {("env", _GPU_REQUIRED)}:
         status = "error"
     first = next((row for row in report.outcomes if row.status == status != "pass"), None)
     most = UNDETERMINED_LENGTH if status == "error" else SUMMARY_LENGTH
@@ -130,10 +130,6 @@ def of_report(report: RunReport, subject: GatedEnvironment, at: Boot, where: str
         only_gpu_required=status == "fail" and all(row.code == _GPU_REQUIRED for row in failed),
         report=where,
     )
-
-
-def _only_torch_says_so(row: OutcomeRow) -> bool:
-    return row.kind == "env" and row.code == _GPU_REQUIRED
 
 
 def why_unusable(kept: NodeVerdict, question: GateQuestion, now: Boot) -> str:

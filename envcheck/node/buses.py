@@ -5,7 +5,6 @@ Nothing that names a port's owner is read.
 
 import re
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +48,16 @@ _COUNTERS = (
 
 
 def pci_sources(root: Path) -> dict[str, Source]:
-    """Return what reads pci.gpus, pci.acs and pci.iommu."""
+    """Return what reads pci.gpus, pci.acs and pci.iommu ("identity" passes through, "DMA" and "DMA-FQ" translate)."""
     bus = root / "sys/bus/pci/devices"
+
+    def iommu() -> dict[str, str | None]:
+        return {gpu.name: word(gpu / "iommu_group/type") or None for gpu in _gpus(bus)}
+
     return {
         "pci.gpus": Source(_BUS, lambda: [_gpu(gpu) for gpu in _gpus(bus)], bus),
         "pci.acs": Source(_BRIDGES, lambda: _bridges(bus), bus),
-        "pci.iommu": Source(mapped(maybe(text)), lambda: _domains(bus), bus),
+        "pci.iommu": Source(mapped(maybe(text)), iommu, bus),
     }
 
 
@@ -116,11 +119,6 @@ def acs(config: bytes) -> list[str]:
     return []
 
 
-def _domains(bus: Path) -> dict[str, str | None]:
-    """Return the type of each GPU's IOMMU group: "identity" passes through, "DMA" and "DMA-FQ" translate; or None."""
-    return {gpu.name: word(gpu / "iommu_group/type") or None for gpu in _gpus(bus)}
-
-
 def infiniband_sources(root: Path) -> dict[str, Source]:
     """Return what reads ib.ports."""
     return {"ib.ports": Source(_PORTS, lambda: ports(root / "sys/class/infiniband"), root / "sys/class/infiniband")}
@@ -130,14 +128,9 @@ def ports(devices: Path) -> list[dict[str, Any]]:
     """Return the ports, none where the kernel has no such device. Raises OSError where /sys cannot be read."""
     if not devices.is_dir() and devices.parent.is_dir():
         return []
-    return [_port(device, port) for device, port in _ports(devices)]
-
-
-def _ports(devices: Path) -> Iterator[tuple[Path, Path]]:
-    for device in sorted(devices.iterdir()):
-        # A virtual function on its own host is somebody's guest's, and down until that guest runs.
-        if (device / "ports").is_dir() and not (device / "device/physfn").exists():
-            yield from ((device, port) for port in sorted((device / "ports").iterdir()))
+    # A virtual function on its own host is somebody's guest's, and down until that guest runs.
+    own = [device for device in sorted(devices.iterdir()) if not (device / "device/physfn").exists()]
+    return [_port(device, port) for device in own for port in sorted(device.glob("ports/*"))]
 
 
 def _port(device: Path, port: Path) -> dict[str, Any]:

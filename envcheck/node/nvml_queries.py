@@ -46,6 +46,7 @@ _ROWS = "correctable uncorrectable pending failed"
 _REMAPPED = fields(correctable=whole, uncorrectable=whole, pending=whole, failed=whole)
 _SPARES = fields(max=whole, high=whole, partial=whole, low=whole, none=whole)
 _BANKS = fields(active=whole, inactive=whole, none=whole, pending=whole)
+_REPAIRS = fields(channel=flag, tpc=flag)
 _PAIRS = listed(fields(a=whole, b=whole, read=text, write=text, nvlink=text, path=maybe(text)))
 
 
@@ -55,10 +56,6 @@ def _as_text(value: Any) -> str:
 
 def _capability(nvml: Any, gpu: Any) -> str:
     return "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(gpu))
-
-
-def _repairs(nvml: Any, gpu: Any) -> dict[str, bool]:
-    return _named("channel tpc", nvml.nvmlDeviceGetRepairStatus(gpu), bool)
 
 
 def _dotted(number: int) -> str:
@@ -305,12 +302,7 @@ QUERIES = (
         "recovery_action", None, text, lambda n, g: _word(RECOVERY, _field(n, g, n.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION))
     ),
     NvmlQuery("reset_status", None, fields(reset=flag, drain_and_reset=flag), _reset_status),
-    NvmlQuery(
-        "repairs",
-        None,
-        fields(channel=flag, tpc=flag),
-        _repairs,
-    ),
+    NvmlQuery("repairs", None, _REPAIRS, lambda n, g: _named("channel tpc", n.nvmlDeviceGetRepairStatus(g), bool)),
     NvmlQuery("unrepairable_memory", None, whole, lambda n, g: int(n.nvmlDeviceGetUnrepairableMemoryFlag_v1(g))),
     NvmlQuery("row_histogram", "banks", _SPARES, _row_histogram),
     NvmlQuery("bank_remaps", "banks", _BANKS, _bank_remaps),

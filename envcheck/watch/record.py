@@ -221,7 +221,8 @@ def _figures(seen: WatchRecord) -> Iterator[str]:
             gpu: [(at, value * factor) for at, value in points if value is not None] for gpu, points in read.items()
         }
         yield from _figure(f"{title}, {unit}", unit, series)
-    yield from _figure("busy cores, cores", "cores", {"cores": _rates(seen.tree)})
+    rates = [(b.at, max(0.0, b.cpu - a.cpu) / (b.at - a.at)) for a, b in pairwise(seen.tree) if b.at > a.at]
+    yield from _figure("busy cores, cores", "cores", {"cores": rates})
     yield from _figure("memory of the processes, GiB", "GiB", {"": [(s.at, s.rss / _GIB) for s in seen.tree]})
     disks = {kind: [(s.at, getattr(s, kind) / 1e6) for s in seen.tree] for kind in ("read", "written")}
     yield from _figure("disks since the start, MB", "MB", disks)
@@ -231,10 +232,6 @@ def _figure(title: str, unit: str, series: dict[str, list[tuple[float, float]]])
     drawn = [PlotLine(name, thinned(points)) for name, points in series.items() if len(points) > 1]
     if any(value > 0 for line in drawn for _, value in line.points):
         yield html.figure(chart(title, drawn, SECONDS, unit))
-
-
-def _rates(tree: Sequence[TreeSample]) -> list[tuple[float, float]]:
-    return [(b.at, max(0.0, b.cpu - a.cpu) / (b.at - a.at)) for a, b in pairwise(tree) if b.at > a.at]
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

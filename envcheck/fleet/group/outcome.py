@@ -8,7 +8,8 @@ from msgspec import structs
 
 from envcheck.reports.model import RunReport
 from envcheck.runner import judging
-from envcheck.runner.schema import FindingRow, GroupFacts, OutcomeRow
+from envcheck.runner.outcomes import as_finding
+from envcheck.runner.schema import GroupFacts, OutcomeRow
 from envcheck.runner.worker import group_ending
 
 # In what the ranks' environments must be alike: an older torch speaks to a newer one, and measures something else.
@@ -166,7 +167,7 @@ def _of_node(outcome: OutcomeRow, group: GroupFacts, node: int) -> OutcomeRow:
     )
     if outcome.status not in ("fail", "error") or outcome.id == FORMED:
         return own
-    about = [finding for finding in _findings(outcome) if finding.status in ("fail", "error")]
+    about = [finding for finding in (outcome.findings or [as_finding(outcome)]) if finding.status in ("fail", "error")]
     blamed_nodes = {finding.culprit: nodes_of(finding.culprit, group) for finding in about}
     if any(not nodes or node in nodes for nodes in blamed_nodes.values()):
         return own
@@ -181,10 +182,6 @@ def _as(outcome: OutcomeRow, status: str, summary: str, remedy: str) -> OutcomeR
     changed = {"status": status, "summary": summary, "remedy": remedy, "code": code, "culprit": ""}
     attempts = [structs.replace(attempt, **changed) if attempt.shown else attempt for attempt in outcome.attempts]
     return structs.replace(outcome, **changed, findings=[], remeasure=False, attempts=attempts)
-
-
-def _findings(outcome: OutcomeRow) -> list[OutcomeRow] | list[FindingRow]:
-    return outcome.findings or [outcome]
 
 
 def nodes_of(culprit: str, group: GroupFacts) -> set[int]:

@@ -226,7 +226,7 @@ def alternatives_with(
     """
     search_for = _Offers(rules, plain, requested, best)
     if best.choice.complete and best.choice.rank(rules) == 0:
-        return _unique([*_newer_without_one(search_for)])
+        return _unique([*_without_one(search_for)])
     offers = [
         *_without_one(search_for),
         *_others_instead(search_for),
@@ -244,43 +244,30 @@ def _unique(alternatives: list[Alternative]) -> list[Alternative]:
 
 
 def _offer(requested: list[WantedExtension], answer: Answer, change: str) -> Alternative:
-    parts = zip(requested, answer.choice.fits, strict=True)
-    versions = ", ".join(f"{want.extension.name} {fit.release.version}{_soft(fit.word)}" for want, fit in parts)
+    versions = ", ".join(
+        f"{want.extension.name} {fit.release.version}{'' if fit.word == OK else f' ({fit.word})'}"
+        for want, fit in zip(requested, answer.choice.fits, strict=True)
+    )
     return Alternative(cell=str(answer.choice.place.cell), change=f"{change}: {versions}", verdict=answer.verdict)
 
 
-def _soft(word: str) -> str:
-    return f" ({word})" if word in (SOURCE_ONLY, JIT) else ""
-
-
-def _newer_without_one(offers: _Offers) -> Iterator[Alternative]:
-    """Offer to drop an extension for a newer torch: mostly it is the one with compiled wheels for old torches only."""
-    best = offers.best.choice.place.cell.torch
-    for want, remaining, answer in _each_dropped(offers):
-        if key(answer.choice.place.cell.torch) > key(best) and answer.choice.rank(offers.rules) == 0:
-            yield _offer(remaining, answer, f"without {want.extension.name}{_kernels(want, remaining)}")
-
-
 def _without_one(offers: _Offers) -> Iterator[Alternative]:
-    if offers.best.choice.clash and len(offers.wanted) == _PAIR:
+    """Offer to drop an extension for a better rank; from the best rank for a newer torch, which it has no wheel for."""
+    best = offers.best.choice
+    if len(offers.wanted) == 1 or (best.clash and len(offers.wanted) == _PAIR):
         return  # to drop one of two that exclude each other is what `_environments` offers
-    for want, remaining, answer in _each_dropped(offers):
-        if not offers.best.choice.complete or answer.choice.rank(offers.rules) < offers.best.choice.rank(offers.rules):
-            yield _offer(remaining, answer, f"without {want.extension.name}{_kernels(want, remaining)}")
-
-
-def _each_dropped(offers: _Offers) -> Iterator[tuple[WantedExtension, list[WantedExtension], Answer]]:
-    for want in offers.wanted if len(offers.wanted) > 1 else []:
+    for want in offers.wanted:
         remaining = [other for other in offers.wanted if other is not want]
         answer = offers.answer(remaining)
-        if answer is not None:
-            yield want, remaining, answer
-
-
-def _kernels(want: WantedExtension, remaining: list[WantedExtension]) -> str:
-    names = {other.extension.name for other in remaining}
-    also = [name for name in want.extension.instead if name in names]
-    return f" ({also[0]} brings such kernels of its own)" if also else ""
+        if answer is None:
+            continue
+        rank, newer = answer.choice.rank(offers.rules), key(answer.choice.place.cell.torch) > key(best.place.cell.torch)
+        least = best.rank(offers.rules)
+        if not best.complete or rank < least or (rank == least == 0 and newer):
+            names = {other.extension.name for other in remaining}
+            also = [name for name in want.extension.instead if name in names]
+            kernels = f" ({also[0]} brings such kernels of its own)" if also else ""
+            yield _offer(remaining, answer, f"without {want.extension.name}{kernels}")
 
 
 def _others_instead(offers: _Offers) -> Iterator[Alternative]:

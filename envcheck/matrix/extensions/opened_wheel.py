@@ -1,5 +1,6 @@
 """Make the row of a wheel for extensions.yaml from the wheel itself: its name, its METADATA and its libraries."""
 
+import contextlib
 import datetime as dt
 import email.message
 import email.parser
@@ -143,10 +144,9 @@ def _refuse_other_python(opened: OpenedWheel) -> None:
 
 
 def _is_requirement(line: str) -> bool:
-    try:
+    with contextlib.suppress(InvalidRequirement):
         return Requirement(line).url is None
-    except InvalidRequirement:
-        return False
+    return False
 
 
 def _version(metadata: email.message.Message) -> Version | None:

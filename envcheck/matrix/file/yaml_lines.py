@@ -47,7 +47,7 @@ def parse(text: str, name: str, like: str = "matrix.yaml") -> YamlDocument:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         refuse(f"{name}:{line}: not YAML: {error.problem}", "correct the line")
     except yaml.YAMLError as error:
-        refuse(f"{name}: not YAML: {_one_line(error)}", "save the file as plain UTF-8 text")
+        refuse(f"{name}: not YAML: {' '.join(str(error).split())}", "save the file as plain UTF-8 text")
     if root is None:
         refuse(f"{name}: the file is empty", f"give a file like the shipped {like}")
     return YamlDocument(root, name)
@@ -63,10 +63,6 @@ def _refuse_shape(events: Iterable[yaml.Event], name: str) -> None:
             refuse(f"{name}:{line}: the alias *{event.anchor}: aliases are not read here", "write the value out")
         if depth > _DEEPEST:
             refuse(f"{name}:{line}: nested more than {_DEEPEST} deep", "close the brackets, or correct the indentation")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _child(node: yaml.Node, name: str | None, index: str | None) -> yaml.Node | None:

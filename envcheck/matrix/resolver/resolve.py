@@ -7,7 +7,7 @@ import msgspec
 
 from envcheck.errors import refuse
 from envcheck.matrix.facts.lookup import Device, Facts, OtherAccelerator, find_gpu, other_accelerator
-from envcheck.matrix.facts.model import BaseImage, Cell, HostArch, Matrix, TorchRelease, branch, key
+from envcheck.matrix.facts.model import BaseImage, Cell, HostArch, Matrix, branch, key
 from envcheck.matrix.resolver.candidates import Alternative, Candidate, alternatives, candidates, thresholds
 from envcheck.matrix.resolver.query import (
     Query,
@@ -114,7 +114,7 @@ def resolve(
         published=next((str(cell) for cell in images if arch in matrix.archs(cell)), None),
         buildable=next((str(cell) for cell in images), None),
         install=_install(matrix, best) if best.legal else [],
-        index="" if release is None or _default_index(release, best, arch) else f"whl/{best.variant}",
+        index=f"whl/{best.variant}" if release and (not best.pypi or arch in release.pypi_unverified) else "",
         notes=[*notes, *several_gpus(facts, query), *sentences(facts, query, devices, arch, best, offers), *base],
         read_here=read_here or {},
         ranked=[
@@ -192,10 +192,6 @@ def _reasons(ranking: list[Candidate]) -> list[str]:
         return best.verdict.reason.split("; ")
     same = [row for row in ranking if row.torch == best.torch]
     return [f"{row.variant}: {row.verdict.reason}" if len(same) > 1 else row.verdict.reason for row in same]
-
-
-def _default_index(release: TorchRelease, best: Candidate, arch: HostArch) -> bool:
-    return best.pypi and arch not in release.pypi_unverified
 
 
 def _install(matrix: Matrix, best: Candidate) -> list[str]:

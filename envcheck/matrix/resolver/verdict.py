@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from envcheck.matrix.facts.lookup import Device, Facts, ptx_runs, sass_runs
-from envcheck.matrix.facts.model import Build, CudaFamily, CudaMinor, GpuModel, Matrix, TorchVariant, branch, key
+from envcheck.matrix.facts.model import Build, CudaFamily, CudaMinor, Matrix, TorchVariant, branch, key
 
 OK: Final = "ok"
 MINOR: Final = "driver-ok-via-minor-compat"
@@ -178,13 +178,10 @@ def _floors(facts: Facts, device: Device) -> tuple[dict[str, str], bool]:
             return device.gpu.first_driver, device.gpu.driver_verified
         lowest = device.gpu.min_driver or _of_capability(facts, device.cc)
         return ({branch(lowest): lowest} if lowest else {}), device.gpu.driver_verified
-    drivers = [low for gpu in facts.matrix.gpus if gpu.cc == device.cc and (low := _lowest(gpu))]
-    least = min(drivers, key=key) if drivers else _of_capability(facts, device.cc)
+    alike = [gpu for gpu in facts.matrix.gpus if gpu.cc == device.cc]
+    drivers = filter(None, (min(gpu.first_driver.values(), key=key, default=gpu.min_driver) for gpu in alike))
+    least = min(drivers, key=key, default=None) or _of_capability(facts, device.cc)
     return ({branch(least): least} if least else {}), False
-
-
-def _lowest(gpu: GpuModel) -> str | None:
-    return min(gpu.first_driver.values(), key=key) if gpu.first_driver else gpu.min_driver
 
 
 def _of_capability(facts: Facts, cc: str) -> str | None:

@@ -194,7 +194,11 @@ def _figures(report: RunReport) -> str:
 
 def _evidence(report: RunReport) -> str:
     promises = {check.id: check.promise for check in report.plan.checks}
-    checks = "".join(_folded(f"{o.id}: {promises.get(o.id, o.summary)}", _details_of(o)) for o in report.outcomes)
+    folded = []
+    for outcome in report.outcomes:
+        kept = msgspec.to_builtins(outcome)
+        shown = {key: kept[key] for key in kept if kept[key] not in (None, "", [], {}) and key not in ("id", "kind")}
+        folded.append(_folded(f"{outcome.id}: {promises.get(outcome.id, outcome.summary)}", shown))
     sections = {
         "the data read from the node": snapshot.to_json(report.snapshot),
         "the environment": report.environment,
@@ -202,13 +206,8 @@ def _evidence(report: RunReport) -> str:
         "the plan": msgspec.to_builtins(report.plan),
         "the place in its group": msgspec.to_builtins(report.host.place),
     }
-    folded_sections = "".join(_folded(title, value) for title, value in sections.items() if value)
-    return f'<div class="evidence"><h2>Evidence</h2>\n{checks}{folded_sections}</div>\n'
-
-
-def _details_of(outcome: OutcomeRow) -> dict[str, Any]:
-    kept = msgspec.to_builtins(outcome)
-    return {key: value for key, value in kept.items() if value not in (None, "", [], {}) and key not in ("id", "kind")}
+    folded += [_folded(title, value) for title, value in sections.items() if value]
+    return f'<div class="evidence"><h2>Evidence</h2>\n{"".join(folded)}</div>\n'
 
 
 def _folded(title: str, value: Any) -> str:
