@@ -3,9 +3,17 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+
+
+def beside(test: str) -> dict[str, Any]:
+    """Return the tables of the YAML file that lies beside a test's file and has its name."""
+    tables: dict[str, Any] = yaml.safe_load(Path(test).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return tables
 
 
 def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

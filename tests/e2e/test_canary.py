@@ -258,21 +258,9 @@ def test_a_build_context_and_an_environment(place: Place) -> None:
     assert place.canaries.below(context) == {}
     # The command it prints names the netrc, which is not in the context, by its path.
     assert place.canaries.within(text) == {"directory"}
-    build = (
-        "--verbose",
-        "build",
-        CELL,
-        "--engine",
-        "venv",
-        "--images",
-        images,
-        "--mirror",
-        "site.yaml",
-        "--output",
-        "venv",
-    )
+    build = ("--verbose", "build", CELL, "--engine", "venv", "--images", images, "--mirror", "site.yaml")
     place.site.refuse = 403
-    text = place.run(*build, status=1)
+    text = place.run(*build, "--output", "venv", status=1)
     assert any(path.startswith("/index/signed/") for path in place.site.paths)
     assert place.canaries.within(text) == set()
     for status in (403, 418):

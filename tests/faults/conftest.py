@@ -176,15 +176,8 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunR
 
     def run(report: RunReport, *options: str) -> RunResult:
         write(report, tmp_path / "evidence.json")
-        argv = [
-            "envcheck",
-            "report",
-            "judge",
-            str(tmp_path / "evidence.json"),
-            "--output",
-            str(tmp_path / "judged.json"),
-        ]
-        monkeypatch.setattr("sys.argv", [*argv, *options])
+        argv = ["envcheck", "report", "judge", str(tmp_path / "evidence.json"), "--output"]
+        monkeypatch.setattr("sys.argv", [*argv, str(tmp_path / "judged.json"), *options])
         with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit) as ended:
             main()
         judged = json.loads((tmp_path / "judged.json").read_text(encoding="utf-8"))

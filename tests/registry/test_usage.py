@@ -3,7 +3,6 @@
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import pytest
 from msgspec import structs
@@ -11,15 +10,11 @@ from msgspec import structs
 from envcheck.registry import envelope
 from envcheck.reports import model
 from tests import proofs
-from tests.http_server import Servers
 from tests.registry.oci.fakes import FakeRegistry
 from tests.registry.site import Site
-from tests.tables import each
+from tests.tables import beside, each
 
-
-@pytest.fixture
-def fake(servers: Servers) -> FakeRegistry:
-    return servers.start(FakeRegistry())
+CASES = beside(__file__)
 
 
 @pytest.fixture
@@ -47,26 +42,8 @@ def refused(site: Site, fake: FakeRegistry, command: str, *options: str) -> tupl
     return ended
 
 
-NODE: Final = {
-    "--gpu FooGPU": "--gpu 'FooGPU': no such GPU in the matrix",
-    "--gpu H10O": "did you mean H100",
-    "--gpu=": "the value is empty",
-    "--gpu H100 --gpus 0": "0 is not in the range",
-    "--gpu H100 --gpus 9999999999999999999999": "is not in the range",
-    "--gpu H100 --driver nan": "--driver nan is not a whole driver version",
-    "--gpu H100 --driver 570": "--driver 570 is not a whole driver version",
-    "--driver 570.124.06": "add --gpu NAME",
-    "--gpus 2": "add --gpu NAME",
-    "--policy /nowhere/file": "/nowhere/file",
-    "--policy DIR": "DIR",
-    "--policy DIR/junk": "DIR/junk",
-    "--policy DIR/nan.toml": "DIR/nan.toml",
-    "--mirror nosuch": "no mirror profile 'nosuch'",
-}
-
-
 @pytest.mark.parametrize("command", ["proof REPO:tag", "pull REPO:tag", "pull --from REPO"])
-@pytest.mark.parametrize(("options", "why"), NODE.items())
+@pytest.mark.parametrize(("options", "why"), CASES["node"].items())
 def test_a_node_or_policy_that_is_wrong_is_said_first(
     command: str, options: str, why: str, local: Site, fake: FakeRegistry
 ) -> None:
@@ -75,37 +52,7 @@ def test_a_node_or_policy_that_is_wrong_is_said_first(
     assert "\n" not in message or "Usage:" in message
 
 
-@each(
-    "words, why",
-    [
-        ("pull torch2.8*", "torch2.8* names no repository; add --from REPOSITORY"),
-        ("pull", "no repository to pull from"),
-        ("pull --from REPO:tag", "names one image"),
-        ("pull --from REPO --target nosuch", "'nosuch' is not one of"),
-        ("pull REPO:tag --target devel", "--target devel chooses among the images of --from"),
-        ("pull REPO@sha256:12", "sha256:12"),
-        ("proof REPO/UPPER", "UPPER"),
-        ("publish REPO:tag --report DIR/report.json", "no key to sign with"),
-        ("publish REPO:tag --report DIR/report.json --key DIR/release --keyless", "exclude each other"),
-        ("publish REPO:tag --report DIR/report.json --key DIR/release.pub", "a public key"),
-        ("publish REPO:tag --report DIR/report.json --key DIR/junk", "DIR/junk"),
-        ("publish REPO:tag --report DIR/report.json --key /nowhere/file", "/nowhere/file"),
-        ("publish REPO:tag --report DIR/junk --key DIR/release", "DIR/junk is not a report"),
-        ("publish REPO:tag --report /nowhere/file --key DIR/release", "cannot read /nowhere/file"),
-        ("publish REPO:tag --report DIR/report.json --key DIR/release --trust-config DIR/junk", "is for --keyless"),
-        ("publish REPO:tag --report DIR/report.json --key DIR/release --mirror nosuch", "no mirror profile 'nosuch'"),
-        ("publish REPO:tag --report DIR/report.json --key DIR/release --policy DIR/junk", "DIR/junk"),
-        ("publish REPO:tag --report DIR/report.json --key DIR/release --policy /nowhere/file", "/nowhere/file"),
-        ("promote REPO:tag --to stable --policy DIR/keyless.toml --key DIR/release", "is not a digest"),
-        ("promote REPO@DIGEST --to OWN.att --policy POLICY --key DIR/release", "or reserved for what is attached"),
-        ("promote REPO@DIGEST --to stable --policy DIR/gpus.toml --key DIR/release", "gpus 'H1000': no such GPU"),
-        ("promote REPO@DIGEST --to stable --policy DIR/cpu.toml --key DIR/release", "a run on a CPU proves nothing"),
-        ("promote REPO@DIGEST --to st/able --policy DIR/junk --key DIR/release", "--to st/able: not a tag"),
-        ("promote REPO@DIGEST --to stable --policy DIR/junk --key DIR/release", "DIR/junk"),
-        ("promote REPO@DIGEST --to stable --policy POLICY --key DIR/other", "does not name this key"),
-        ("promote REPO@DIGEST --to stable --policy POLICY --key DIR/release --mirror nosuch", "no mirror profile"),
-    ],
-)
+@each("words, why", CASES["mistyped"])
 def test_what_was_mistyped_is_said_first(words: str, why: str, local: Site, fake: FakeRegistry) -> None:
     digest = f"sha256:{'0' * 64}"
     words = (

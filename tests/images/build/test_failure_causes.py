@@ -1,34 +1,9 @@
 """A failed build names its step, its last words and what to do; texts are what the tools really print."""
 
 from envcheck.images.build_log import diagnose, explain
-from tests.tables import each
+from tests.tables import beside, each
 
-REAL = {
-    "disk": "OSError: [Errno 28] No space left on device",
-    "disk apt": "E: You don't have enough free space in /var/cache/apt/archives/.",
-    "disk docker": "write /var/lib/docker/tmp/x: no space left on device",
-    "disk in capitals": "NO SPACE LEFT ON DEVICE",
-    "disk quota": "cp: error writing '/opt/venv/x': Disk quota exceeded",
-    "hash": "error: Hash mismatch for `torch==2.13.0+cpu`",
-    "hash pip": "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.",
-    "TLS": "  Caused by: invalid peer certificate: UnknownIssuer",
-    "TLS pip": "SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed'))",
-    "TLS apt": "Certificate verification failed: The certificate is NOT trusted.",
-    "version assertion": "envcheck: proof failed: torch is 2.4.1+cu124, expected 2.8.0+cu128",
-    "resolve": "W: Failed to fetch http://mirror.example/debian  Temporary failure resolving 'mirror.example'",
-    "resolve uv": "  Caused by: dns error: failed to lookup address information: Name or service not known",
-    "reached": "  Caused by: tcp connect error: Connection refused (os error 111)",
-    "401": "HTTP status client error (401 Unauthorized) for url (https://mirror.example/simple/)",
-    "403 pip": "ERROR: HTTP error 403 while getting: 403 Client Error: Forbidden for url",
-    "404": "HTTP status client error (404 Not Found) for url (https://mirror.example/simple/torch/)",
-    "404 apt": "Err:1 http://mirror.example/debian bookworm Release\n  404  Not Found",
-    "matching distribution": "ERROR: No matching distribution found for torch==2.13.0+cpu",
-    "matching distribution uv": "because there is no version of torch==2.13.0+cpu",
-    "timed out": "error: operation timed out",
-    "named context": "ERROR: failed to solve: unsupported frontend capability moby.buildkit.frontend.contexts",
-    "base image": 'failed to resolve source metadata for registry.example/debian: "pull access denied"',
-    "permission": "mkdir: cannot create directory '/opt/venv': Permission denied",
-}
+REAL: dict[str, str] = beside(__file__)["known"]
 
 
 @each("name", REAL)

@@ -1,27 +1,29 @@
-"""Sixty questions with answers derived by hand, and a slow check of its own of whatever is answered as fitting."""
+"""Sixty questions with answers derived by hand."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from envcheck.matrix.extensions.answer import ExtensionResolution
-from tests.matrix.extensions.sixty_questions import FITS, NOTHING_FITS, QUESTIONS, AskedExtensions
+from tests.tables import beside
 
-AskWith = Callable[..., ExtensionResolution]
+CASES = beside(__file__)
 
 
 def test_half_of_the_sixty_have_no_answer() -> None:
-    assert (len(FITS), len(NOTHING_FITS)) == (30, 30)
-    assert all(question.fits for question in FITS)
-    assert not any(question.fits for question in NOTHING_FITS)
+    assert (len(CASES["fits"]), len(CASES["nothing_fits"])) == (30, 30)
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: f"{q.requirements} {' '.join(map(str, q.axes.values()))}")
-def test_the_answer_is_what_the_facts_say(ask_with: AskWith, question: AskedExtensions) -> None:
-    answer = ask_with(*question.requirements.split(), **question.axes)
-    if question.fits:
-        assert ", ".join(f"{each.name} {each.version}" for each in answer.extensions) == question.answer
+@pytest.mark.parametrize("question", [*CASES["fits"], *CASES["nothing_fits"]], ids=lambda row: " ".join(row[:2]))
+def test_the_answer_is_what_the_facts_say(ask_with: Callable[..., ExtensionResolution], question: list[Any]) -> None:
+    requirements, where, expected, *more = question
+    torch, variant, python, *gpu = where.split(maxsplit=3)
+    axes = {name: value for name, value in (("torch", torch), ("variant", variant), ("python", python)) if value != "-"}
+    answer = ask_with(*requirements.split(), gpus=gpu, **axes, **(more[0] if more else {}))
+    if question in CASES["fits"]:
+        assert ", ".join(f"{each.name} {each.version}" for each in answer.extensions) == expected
         assert answer.legal
     else:
-        assert (answer.cell, answer.verdict, answer.extensions) == (None, question.answer, [])
+        assert (answer.cell, answer.verdict, answer.extensions) == (None, expected, [])
         assert not answer.legal

@@ -13,9 +13,10 @@ from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.resolver.query import normalized
 from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
 from envcheck.matrix.resolver.verdict import runs_on
-from tests.tables import each
+from tests.tables import beside, each
 
 Ask = Callable[..., Resolution]
+CASES = beside(__file__)
 
 
 def test_the_json_form(ask: Ask) -> None:
@@ -129,72 +130,19 @@ def test_ptx_counts_only_under_a_driver_that_can_compile_it(ask: Ask) -> None:
     assert "only PTX fits" in older.reasons[0]
 
 
-@each(
-    ("axes", "verified"),
-    [
-        ({"torch": "2.8.0", "variant": "cu128", "gpus": ["H100"], "driver": "570.124.06"}, True),
-        ({"torch": "2.13.0", "variant": "cpu"}, False),  # Pythons inferred
-        ({"torch": "2.14.1", "variant": "cu126"}, False),  # variant inferred
-        ({"torch": "2.8.0", "variant": "cu128", "gpus": ["H20"], "driver": "570.124.06"}, False),  # capability inferred
-        ({"torch": "2.7.0", "variant": "cu118", "gpus": ["H100"]}, False),  # code list second-hand
-        ({"torch": "2.7.1", "variant": "cu128", "gpus": ["V100"]}, True),  # other wheels prove that 12.8 could
-        ({"torch": "2.0.1", "variant": "cu117", "gpus": ["H100"]}, False),  # that 11.7 could not is from memory
-        ({"torch": "2.7.0", "variant": "cu118"}, True),  # which does not matter without a GPU
-        ({"torch": "2.8.0", "variant": "cu126", "gpus": ["A100"], "driver": "570.124.06"}, True),
-        ({"torch": "2.0.1", "variant": "cu118", "gpus": ["A100"], "driver": "450.80.02"}, False),  # its first branch
-        (
-            {"torch": "2.8.0", "variant": "cu128", "driver": "585.10.01", "gpus": ["H100"]},
-            False,
-        ),  # no such branch known
-    ],
-)
+@each(("axes", "verified"), CASES["verified"])
 def test_an_answer_on_a_weak_fact_says_so(ask: Ask, axes: dict[str, object], verified: bool) -> None:  # noqa: FBT001
     assert ask(**axes).verified is verified
 
 
-@each(
-    ("axes", "message"),
-    [
-        ({"gpus": ["H10"]}, "no GPU named 'H10'.*did you mean H100"),
-        ({"variant": "cu12.8"}, "neither a CUDA variant nor cpu; write it as cu128"),
-        ({"variant": "rocm6.2"}, "neither a CUDA variant nor cpu.*ROCm"),
-        ({"cuda": "12"}, "not a CUDA version; write it as 12.8"),
-        ({"variant": "cu128", "cuda": "12.6"}, "cu128 has CUDA 12.8, --cuda says 12.6"),
-        ({"variant": "cpu", "cuda": "12.6"}, "no CUDA at all"),
-        ({"driver": "R570"}, "not a driver version.*570.124.06"),
-        ({"driver": "57x"}, "not a driver version"),
-        ({"python": "py312"}, "not a Python version"),
-        ({"cc": ["sm_90"]}, "not a compute capability"),
-        ({"cc": ["0.1"]}, r"--cc 0\.1: the matrix has no fact about it or its neighbours; it has 3\.7.*nvidia-smi"),
-        ({"gpus": ["RTX 4075"]}, r"did you mean RTX 4070.*or give --cc; `nvidia-smi --query-gpu=compute"),
-        ({"gpus": ["XPU9"]}, r"show --list-gpus` lists them \(or give --cc; `nvidia-smi"),
-        ({"gpus": ["NVIDIA Corporation Device 2901 (rev a1)"]}, "run `update-pciids`"),
-        ({"torch": "latest"}, "not a version requirement"),
-    ],
-)
+@each(("axes", "message"), CASES["nonsense"])
 def test_nonsense_is_refused_in_one_line(ask: Ask, axes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         ask(**axes)
     assert "\n" not in str(caught.value)
 
 
-@each(
-    ("axes", "reason", "change"),
-    [
-        (
-            {"torch": "1.13.1", "variant": "cu113"},
-            "torch 1.13.1 has no cu113 wheels.*no torch release of the matrix has cu113",
-            "keep torch 1.13.1: cu117",
-        ),
-        (
-            {"variant": "cu134", "gpus": ["H100"]},
-            "no torch release of the matrix has cu134",
-            "keep torch 2.15.0: cu132",
-        ),
-        ({"variant": "cu999"}, "no torch release of the matrix has cu999", "keep torch 2.15.0: cu132"),
-        ({"cuda": "12.7", "torch": "2.8.0"}, "no torch release of the matrix has cu127", "keep torch 2.8.0: cu128"),
-    ],
-)
+@each(("axes", "reason", "change"), CASES["no-variant"])
 def test_a_variant_that_no_torch_was_built_for_is_an_answer(
     ask: Ask, axes: dict[str, object], reason: str, change: str
 ) -> None:
@@ -240,52 +188,14 @@ def test_words_as_people_write_them() -> None:
         normalized(Query(torch="2.8.0+cu121", variant="cu128"))
 
 
-@each(
-    ("gpu", "driver", "verdict"),
-    [
-        ("L4", "520.61.05", "driver-too-old"),  # older than any branch that has it
-        ("L4", "525.105.16", "driver-too-old"),
-        ("L4", "525.105.17", "ok"),
-        ("L4", "530.30.02", "driver-too-old"),  # a later branch, cut before the L4
-        ("L4", "530.41.03", "ok"),
-        ("L20", "545.29.06", "driver-too-old"),  # a branch that never got it
-        ("L20", "550.40.07", "ok"),
-        ("L4", "610.43.02", "ok"),  # newer than all that are listed
-        ("GB200", "570.133.19", "driver-too-old"),
-        ("RTX 4090", "520.56.05", "driver-too-old"),
-        ("RTX 4090", "520.56.06", "driver-ok-via-minor-compat"),  # said to, before the first branch that is listed
-        ("RTX 4090", "525.78.00", "driver-too-old"),
-        ("RTX 4090", "525.78.01", "ok"),
-    ],
-)
+@each(("gpu", "driver", "verdict"), CASES["drivers"])
 def test_the_first_driver_of_each_branch_that_knows_the_gpu(ask: Ask, gpu: str, driver: str, verdict: str) -> None:
     variant = "cu128" if gpu == "GB200" else "cu118"
     torch = "2.9.1" if gpu == "GB200" else "2.6.0"
     assert ask(torch=torch, variant=variant, gpus=[gpu], driver=driver).verdict == verdict
 
 
-@each(
-    ("axes", "note"),
-    [
-        ({"torch": "2.8.0"}, "driver not given: needs >= 525.60.13"),
-        ({"torch": "2.8.0", "gpus": ["RTX 5090"]}, "driver not given: needs >= 570.86.16"),
-        ({"gpus": ["K80"]}, "driver not given: needs >= 450.80.02, R470 at most"),
-        (
-            {"gpus": ["GH200"], "arch": "x86_64"},
-            "x86_64 was requested, but the matrix lists GH200 only in aarch64 hosts",
-        ),
-        (
-            {"gpus": ["H100"], "arch": "aarch64"},
-            "aarch64 was requested, but the matrix lists H100 only in x86_64 hosts",
-        ),
-        ({"cc": ["13.0"]}, "compute capability 13.0, because it is newer than all GPUs of the matrix"),
-        ({"cc": ["8.1"]}, "compute capability 8.1: judged as Ampere, after 8.0"),
-        (
-            {"torch": "2.8.0", "variant": "cu128", "gpus": ["H100"], "driver": "565.57.01"},
-            "driver 570.86.15 is the first of R570 that drives H100",
-        ),
-    ],
-)
+@each(("axes", "note"), CASES["notes"])
 def test_what_is_left_open_or_taken_for_granted_is_said(ask: Ask, axes: dict[str, object], note: str) -> None:
     assert any(message.endswith(note) for message in ask(**axes).notes)
 
@@ -305,30 +215,7 @@ def test_what_an_nvidia_base_would_refuse(matrix: Matrix, base: str, driver: str
     assert says in resolution.notes[-1]
 
 
-@each(
-    ("sass", "ptx", "cc", "cuda", "runs"),
-    [
-        (["sm_80", "sm_90"], [], "8.9", "12.8", True),
-        (["8.0", "9.0"], [], "8.9", "12.8", True),
-        (["sm_90"], [], "8.9", "12.8", False),
-        (["sm_86"], [], "8.0", "12.8", False),
-        (["sm_90"], [], "10.0", "12.8", False),
-        (["sm_90a"], [], "9.0", "12.8", True),
-        (["sm_100a"], [], "10.3", "12.9", False),
-        (["sm_100"], [], "10.3", "12.9", True),
-        (["sm_120"], [], "12.1", "13.0", True),
-        (["sm_80"], [], "8.7", "13.0", False),  # Orin, until CUDA 13.2
-        (["sm_80"], [], "8.7", "13.2", True),
-        (["sm_70"], [], "7.2", "13.0", False),
-        (["sm_70"], [], "7.2", "13.2", True),
-        (["sm_100"], [], "10.1", "13.2", False),  # this exception stays
-        (["sm_90"], ["compute_90"], "12.0", "12.8", True),
-        (["sm_90"], ["12.0"], "12.1", "12.8", True),
-        (["sm_90"], ["12.0"], "10.0", "12.8", False),
-        ([], [], "9.0", "12.8", False),
-        (["nonsense"], [], "9.0", "12.8", False),
-    ],
-)
+@each(("sass", "ptx", "cc", "cuda", "runs"), CASES["devices"])
 def test_which_code_runs_on_which_device(
     matrix: Matrix,
     sass: list[str],
