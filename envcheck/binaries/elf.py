@@ -186,7 +186,6 @@ def _unpack(layout: struct.Struct, content: bytes, at: int) -> tuple[int, ...]:
 
 
 def _text(strings: bytes, at: int) -> str:
-    """Return the string that begins at an offset of a table of strings."""
     end = strings.find(b"\0", at, at + _MOST_ENTRIES) if at < len(strings) else -1
     refuse_if(end < 0, "a name of a table of strings has no end")
     return strings[at:end].decode("utf-8", "replace")
@@ -221,7 +220,6 @@ def ordered(capabilities: set[str]) -> tuple[str, ...]:
 
 
 def _entries(elf: Elf, section: Section) -> Iterator[tuple[int, int]]:
-    """Yield kind and architecture of each entry of a section's containers."""
     at, end = section.offset, section.offset + section.size
     elf.read(end - 1, 1, section.name)
     while (at := _next_container(elf, at, end)) + _CONTAINER.size <= end:

@@ -103,7 +103,6 @@ def _csv_row(row: dict[str | None, str | None]) -> tuple[NodeKind, list[str]]:
     return NodeKind(gpus, values["driver"], arch), unfold(values["node"])
 
 
-SCHEMA: Final = "envcheck/fleet-plan/1"
 MOST_KINDS: Final = 40
 # A cell that runs as it is is better than one that needs minor-version compatibility, or a package on each node.
 _QUALITY: Final = {OK: 2, MINOR: 1, FORWARD: 0}
@@ -138,7 +137,7 @@ class UncoveredKind(Row, frozen=True, kw_only=True):
 class FleetPlan(Row, frozen=True, kw_only=True):
     """The plan. `cells` are the fewest published cells that cover every node that any of them covers."""
 
-    schema: Literal["envcheck/fleet-plan/1"] = SCHEMA
+    schema: Literal["envcheck/fleet-plan/1"] = "envcheck/fleet-plan/1"
     wanted: dict[str, str]
     nodes: int
     kinds: list[KindOfNodes]

@@ -27,7 +27,6 @@ from envcheck.runner.planning import discover, most_telling_first, plan, select
 from envcheck.runner.schema import VerdictStatus
 from envcheck.runner.worker_session import RunPlan
 
-SCHEMA: Final = "envcheck/gate/1"
 # What Slurm's `scontrol show node` and Kubernetes' termination message show in one line (contract of `fleet gate`).
 SUMMARY_LENGTH: Final = 60
 UNDETERMINED_LENGTH: Final = 200
@@ -57,7 +56,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a run came to. `check` and `summary` are of the first outcome that decided; empty for a pass."""
 
-    schema: Literal["envcheck/gate/1"] = SCHEMA
+    schema: Literal["envcheck/gate/1"] = "envcheck/gate/1"
     tool: str = __version__
     subject: GatedEnvironment
     at: Boot

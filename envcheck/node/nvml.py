@@ -5,11 +5,9 @@ thread of envcheck's would hold up its exit. The queries follow one another, as 
 """
 
 import contextlib
-import ctypes
 import importlib
 import json
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -41,27 +39,14 @@ _CODES: dict[Why, tuple[int, ...]] = {
     "mismatch": (18,),  # LIB_RM_VERSION_MISMATCH
 }
 _WHY = {code: word for word, codes in _CODES.items() for code in codes}
-_PR_SET_PDEATHSIG = 1
 Queries = tuple[NvmlQuery, ...]
-_ROOT = Path(__file__).resolve().parents[2]
-# Without the working directory on its path: a json.py that lies there is not ours.
-_CODE = """
-import sys
-sys.path[:] = [place for place in sys.path if place]
-from envcheck.node.nvml import main
-main(sys.argv[1], int(sys.argv[2]))
-"""
 
 
 def ask(scope: str, timeout: float = TIMEOUT) -> SourceReading:
     """Ask NVML for "all" or the "identity" of the GPUs; after `timeout` seconds that it said nothing is the reason."""
-    # An empty entry would be the working directory again.
-    places = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    python, environment = Path(sys.executable), {"PYTHONPATH": os.pathsep.join(places)}
+    [python, *code], environment = subprocesses.of_envcheck(__name__, f"main({scope!r}, {os.getpid()})")
     try:
-        output = subprocesses.output(
-            python, "-c", _CODE, scope, str(os.getpid()), timeout=timeout, environment=environment
-        )
+        output = subprocesses.output(Path(python), *code, timeout=timeout, environment=environment)
         snapshot = from_json(json.loads(output))
     except TimeoutError:
         return unread("timed-out", f"NVML gave no answer in {timeout:g} s")
@@ -140,8 +125,7 @@ def load_nvml() -> Any:
 
 def main(scope: str, parent: int) -> None:
     """Print what NVML says, as the JSON of a Snapshot: what `ask` reads. It ends with the process that asked."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if not subprocesses.ends_with(parent):
         return
     try:
         reading = read(load_nvml(), ASKED[scope])

@@ -181,7 +181,6 @@ def _nvlink_errors(nvml: Any, gpu: Any) -> dict[str, int]:
 
 
 def _read_fabric(nvml: Any, gpu: Any) -> dict[str, str]:
-    """Read how a GPU stands in its NVLink fabric."""
     # The wrapper hands the structure on as it is.
     info = nvml.c_nvmlGpuFabricInfo_v3_t()
     try:

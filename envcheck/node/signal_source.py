@@ -167,7 +167,7 @@ def _start(task: ReadTask) -> tuple[threading.Thread, list[SourceReading]]:
 def _run(task: ReadTask, answer: list[SourceReading]) -> None:
     try:
         answer.append(task.read())
-    except BaseException as error:  # noqa: BLE001 (what is wrong with one source becomes the reason of its signals)
+    except Exception as error:  # noqa: BLE001 (a driver's or a file's answer breaks its own signals, and no others)
         why = snapshot.of_os_error(error) if isinstance(error, OSError) else "failed"
         answer.append(_unread(task, why, f"{type(error).__name__}: {error}"))
 

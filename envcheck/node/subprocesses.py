@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, Optional
 
+_ROOT = Path(__file__).resolve().parents[2]
 _TIMEOUT = 4.0
 _MOST = 200
 _TICK = 0.2
+_PR_SET_PDEATHSIG = 1
 _GRACE = 1.0  # what a process may need to die; one that waits in the kernel does not, and is not waited for
 
 
@@ -73,6 +77,23 @@ def output(
             0, ": ".join([f"exit code {done.code}", *done.errors.strip().splitlines()[-1:]])[:_MOST], str(tool)
         )
     return done.output
+
+
+def of_envcheck(module: str, call: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the environment of a process that imports a module of envcheck's and makes a call.
+
+    The working directory is not on its path: a json.py that lies there is not ours.
+    """
+    code = f"import sys\nsys.path[:] = [place for place in sys.path if place]\nimport {module}\n{module}.{call}"
+    # An empty entry would be the working directory again.
+    places = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+
+
+def ends_with(parent: int) -> bool:
+    """Have the kernel end this process when its parent ends, and tell whether that is still `parent`."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
 
 
 def _printed(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bytes]:

@@ -99,7 +99,6 @@ def compare(before: RunReport, after: RunReport, floor: float | None = None) -> 
 def _notes(
     before: RunReport, after: RunReport, old: dict[str, OutcomeRow], new: dict[str, OutcomeRow]
 ) -> Iterator[str]:
-    """Yield what the two do not have in common."""
     if before.host.name != after.host.name:
         yield f"two machines: {before.host.name} and {after.host.name}"
     if before.mode != after.mode:

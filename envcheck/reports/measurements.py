@@ -237,7 +237,6 @@ def chart(caption: str, lines: Sequence[PlotLine], axis: Axis, unit: str, bound:
 
 
 def _classes(lines: Sequence[PlotLine]) -> list[str]:
-    """Return the class of each curve: its own colour; where one is to be looked at, that one's or the others'."""
     if any(line.hot for line in lines):
         return ["hot" if line.hot else "calm" for line in lines]
     return [f"c{number % COLOURS}{' dashed' if number >= COLOURS else ''}" for number in range(len(lines))]

@@ -310,7 +310,6 @@ def taken(report: RunReport) -> str:
 
 
 def _seconds(outcome: OutcomeRow) -> float:
-    """Return the seconds of the round that is shown."""
     shown = {attempt.round for attempt in outcome.attempts if attempt.shown} or {1}
     return sum(attempt.seconds for attempt in outcome.attempts if attempt.round in shown)
 

@@ -100,7 +100,6 @@ def grouped(samples: Sequence[GpuSample]) -> dict[str, list[GpuSample]]:
 
 
 def _means(by_gpu: dict[str, list[GpuSample]]) -> dict[str, float]:
-    """Return the mean utilization in percent of each GPU that offers it."""
     values = {gpu: [s.utilization for s in samples if s.utilization is not None] for gpu, samples in by_gpu.items()}
     return {gpu: statistics.fmean(numbers) for gpu, numbers in values.items() if numbers}
 

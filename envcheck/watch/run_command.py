@@ -1,12 +1,10 @@
 """Runs a command and watches it. The command's exit code and signals are its own; a failing watcher is only said."""
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from envcheck.node import kernel_log, nvml, nvml_queries
+from envcheck.node import kernel_log, nvml, nvml_queries, subprocesses
 from envcheck.watch.record import GpuSample, TreeSample, WatchRecord
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -24,16 +22,8 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 # Fields of /proc/PID/stat after the command's name (proc(5) counts from 1, with the name as 2).
 _PPID, _UTIME, _STIME, _RSS = 1, 11, 12, 21
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-_ROOT: Final = Path(__file__).resolve().parents[2]
-_CODE: Final = """
-import sys
-sys.path[:] = [place for place in sys.path if place]
-from envcheck.watch.run_command import sample_gpus
-sample_gpus(float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))
-"""
 # Series longer than this lose every second moment, so that a run of weeks needs no more memory than one of hours.
 _MOST: Final = 20_000
-_PR_SET_PDEATHSIG: Final = 1
 # Our field by NVML's signal, where they are not called alike.
 _FIELDS: Final = {"clock_reasons": "reasons", "ecc_volatile_uncorrected": "ecc"}
 _QUERIES: Final = {
@@ -97,7 +87,6 @@ def _in_foreground() -> bool:
 
 
 def _xids(problems: list[str], seconds: float) -> list[dict[str, Any]]:
-    """Return the GPU errors that came into the kernel's log in the last `seconds`."""
     read = kernel_log.signals(Path("/"))["kernel.xids"]
     if read.value is None:
         problems.append(f"Xids are not watched: {read.reason}")
@@ -136,17 +125,18 @@ class _Watcher:
     def _safely(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 (the command goes on, whatever happens to its watcher)
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
             self.problems.append(f"watching stopped: {type(error).__name__}: {error}")
 
     def _watch_gpus(self) -> None:
-        places = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        call = f"sample_gpus({self._interval!r}, {self._began!r}, {os.getpid()})"
+        command, environment = subprocesses.of_envcheck(__name__, call)
         self._sampler = subprocess.Popen(
-            [sys.executable, "-c", _CODE, str(self._interval), str(self._began), str(os.getpid())],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+            env=environment,
             start_new_session=True,
         )
         if self._over.is_set():  # the command was that short
@@ -226,9 +216,8 @@ def sample_gpus(interval: float, began: float, parent: int) -> None:
     It is a process of its own, which a wedged driver may stop, and ends with its parent. `began` is the monotonic clock
     at the command's start, which all processes of a machine share.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if os.getppid() != parent:
+    if not subprocesses.ends_with(parent):
         return
     try:
         library = nvml.load_nvml()

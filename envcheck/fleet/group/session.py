@@ -100,7 +100,6 @@ class GroupSession:
             yield event
 
     def _ready(self, facts: Event, directory: Path) -> None:
-        """Say that this node is ready, wait for the others, and give the worker its part."""
         ranks = int(facts.get("device_count") or self._processes)
         ports = free_ports(len(self.checks)) if self.node == 0 else []
         seed = int.from_bytes(os.urandom(4), "little") % 1_000_000

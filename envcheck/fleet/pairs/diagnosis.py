@@ -224,7 +224,6 @@ def _node_at_fault(node: str, met: int, by: Sequence[MeasuredGroup]) -> Blame:
 
 
 def _never_met(nodes: Sequence[str], measured: Sequence[MeasuredGroup], passed: set[str]) -> list[UnclearNodes]:
-    """Return the nodes whose groups never formed, and of the others the pairs that did not."""
     unformed = [one for one in measured if one.certainty == "undetermined"]
     failed = {node for one in measured if one.certainty in ("fail", "unsteady") for node in one.nodes}
     alone = [node for node in nodes if node not in passed | failed]

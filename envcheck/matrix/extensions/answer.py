@@ -285,7 +285,6 @@ def _others_instead(offers: _Offers) -> Iterator[Alternative]:
 
 
 def _queries(offers: _Offers) -> Iterator[Alternative]:
-    """Offer a newer driver, then another Python, then another torch or variant."""
     query = offers.plain.query
     worst = offers.best.choice.rank(offers.rules) if offers.best.choice.complete else None
     changed: list[tuple[str, Query]] = []
@@ -334,7 +333,6 @@ def _from_source(offers: _Offers) -> Iterator[Alternative]:
 
 
 def _environments(offers: _Offers) -> Iterator[Alternative]:
-    """Offer an environment for each extension where they exclude each other."""
     for want in offers.wanted:
         answer = offers.answer([want])
         if answer is not None and all(fit.word in (OK, JIT) for fit in answer.choice.fits):

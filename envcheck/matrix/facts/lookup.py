@@ -228,7 +228,6 @@ class _Names(msgspec.Struct, frozen=True):
 
 @cache
 def _further() -> dict[str, _Named]:
-    """Return the GPUs of gpu_names.json by the key of each of their names."""
     path = Path(__file__).parents[1] / "gpu_names.json"
     rows = msgspec.json.decode(path.read_bytes(), type=_Names).gpus
     return {_key(alias): row for row in reversed(rows) for alias in (row.name, *row.aliases)}

@@ -134,7 +134,6 @@ def resolve(
 
 
 def _other_accelerators(matrix: Matrix, query: Query) -> dict[str, OtherAccelerator]:
-    """Return the GPU names of the query that are not discrete NVIDIA GPUs, and what each is."""
     unknown = [name for name in query.gpus if find_gpu(matrix, name) is None]
     return {name: other for name in unknown if (other := other_accelerator(name)) is not None}
 
