@@ -3,7 +3,6 @@
 Its evidence, the snapshot and what was measured, is judged again by the rules of another day.
 """
 
-import dataclasses
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from envcheck.errors import UnavailableError, refuse
 from envcheck.node.collect import sound_facts
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner import judging, outcomes
-from envcheck.runner.execute import EarlierRun, Run
+from envcheck.runner.execute import Run
 from envcheck.runner.launcher import Place, place
 from envcheck.runner.local_python import Handle
 from envcheck.runner.outcomes import ATTEMPT, fields, plain
@@ -122,9 +121,14 @@ def report_of(run: Run) -> RunReport:
     return report
 
 
-def as_earlier(report: RunReport) -> EarlierRun:
-    """Return what a run that goes on with this one takes over."""
-    return EarlierRun(**{field.name: getattr(report, field.name) for field in dataclasses.fields(EarlierRun)})
+def run_of(report: RunReport, chosen: Sequence[CheckModule] = (), matrix: Any = None) -> Run:
+    """Return the run that a report is of, with its outcomes; nothing can be started in it."""
+    asked = RunPlan(plan=report.plan, chosen=chosen, target=EndedRun(report.target), matrix=matrix)
+    run = Run(asked, report.started, report.ended, report.snapshot, report.environment, report.promises)
+    run.boot, run.resumed, run.known = report.boot, list(report.resumed), {row.id: row for row in report.outcomes}
+    if report.timing is not None:
+        run.taken, run.starting = report.timing.taken, report.timing.starting
+    return run
 
 
 def encode(report: RunReport) -> bytes:
@@ -161,9 +165,8 @@ def rejudge(report: RunReport, matrix: Any = None, site: Path | None = None) -> 
     # Those of the outcomes, too: taken out of the plan, a check would keep whatever the report says of it.
     named = {check.id for check in report.plan.checks} | {row.id for row in report.outcomes if row.status != SKIP}
     chosen = [module for module in discover(site, only=named) if module.id in named]
-    asked = RunPlan(plan=report.plan, chosen=chosen, target=EndedRun(report.target), matrix=matrix)
-    run = Run(asked, report.started, report.ended)
-    run.snapshot, run.environment, run.promises = report.snapshot, sound_facts(report.environment), report.promises
+    run = run_of(report, chosen, matrix)
+    run.environment, run.known = sound_facts(report.environment), {}
     unknown = judge_again(run, report.outcomes)
     before = {outcome.id: outcome.status for outcome in report.outcomes}
     new = structs.replace(report, outcomes=run.ordered, verdict=run.verdict, judged_by=__version__)

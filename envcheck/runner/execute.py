@@ -22,7 +22,7 @@ from envcheck.runner import judging, worker_session
 from envcheck.runner.local_python import NodeGroup
 from envcheck.runner.outcomes import fold, outcome_row, unfinished
 from envcheck.runner.requirements import hold_demands
-from envcheck.runner.schema import Mode, OutcomeRow, Plan, PlannedCheck, RunVerdict, TargetFacts, Timing
+from envcheck.runner.schema import Mode, OutcomeRow, Plan, PlannedCheck, RunVerdict, Timing
 from envcheck.runner.worker_session import RunPlan
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -30,23 +30,6 @@ _FACTS: Final = ("python", "executable", "prefix", "torch", "cuda", "cudnn", "nc
 _DRIVER: Final = ("driver.version", "driver.kernel")
 _PAUSE = 3.0
 _SAME: Final = "same-environment"
-
-
-@dataclasses.dataclass(frozen=True)
-class EarlierRun:
-    """What a report says of a run that may be gone on with: its fields of the same names."""
-
-    tool: str
-    boot: str
-    started: str
-    ended: str
-    resumed: tuple[str, ...]
-    plan: Plan
-    target: TargetFacts
-    environment: dict[str, Any]
-    snapshot: Snapshot
-    outcomes: list[OutcomeRow]
-    timing: Timing | None
 
 
 def boot_id() -> str:
@@ -88,33 +71,35 @@ class Run:
     _before: float = 0.0
     _shaped: tuple[Any, Any] = (None, None)
 
-    def go_on(self, earlier: EarlierRun, where: Path, tool: str) -> None:
-        """Take over what a run that was cut short came to. Raises ConfigError where this is not the same run."""
+    def go_on(self, earlier: "Run", where: Path, tools: tuple[str, str]) -> None:
+        """Take over what a run that was cut short came to; `tools` are the versions of envcheck then and now.
+
+        Raises ConfigError where this is not the same run.
+        """
         if earlier.ended:
             refuse(f"the run in {where} is complete", "leave --resume out to run again")
-        before, plan, target = earlier.plan, self.asked.plan, self.asked.target.facts
+        then, target = earlier.asked.target.facts, self.asked.target.facts
+        before, plan = earlier.asked.plan, self.asked.plan
         options = [name for name in plan.__struct_fields__ if name not in {"checks", "gpus"}]
         found = _differences(
             [
-                ("envcheck", earlier.tool, tool),
+                ("envcheck", *tools),
                 *((f"--{n.replace('_', '-')}", getattr(before, n), getattr(plan, n)) for n in options),
-                ("target", earlier.target.name, target.name),
-                ("image", earlier.target.image_id, target.image_id),
+                ("target", then.name, target.name),
+                ("image", then.image_id, target.image_id),
             ]
         )
         both = [*before.checks, *plan.checks]
         odd = {c.id for c in both if c not in before.checks or c not in plan.checks}
         found += [f"the checks differ by {', '.join(sorted(odd))}"] if odd else []
-        if earlier.boot != (boot := boot_id()) or not boot:
+        if earlier.boot != self.boot or not self.boot:
             found.append("the machine was rebooted since, or it is another machine")
         _refuse(found, where)
-        self.known = {row.id: row for row in earlier.outcomes}
-        second = [i for i, row in self.known.items() if not plan.repeated and unfinished(row)]
-        self.current = {i: self.known.pop(i) for i in second}
+        second = {i: row for i, row in earlier.known.items() if not plan.repeated and unfinished(row)}
+        self.known, self.current = {i: row for i, row in earlier.known.items() if i not in second}, second
         self.environment, self.snapshot = dict(earlier.environment), earlier.snapshot
         self.started, self.resumed, self.report = earlier.started, [*earlier.resumed, now()], where
-        if earlier.timing is not None:
-            self._before, self.starting = earlier.timing.taken, earlier.timing.starting
+        self._before, self.starting = earlier.taken, earlier.starting
 
     def begin(self) -> None:
         """Start the clock."""

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import pkgutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from envcheck.checks import (
     ERROR,
@@ -132,29 +132,23 @@ def unmeasured(module: CheckModule, view: View, plan: Plan, world: int = 0) -> O
 
     `world` is how many ranks a group over several nodes has.
     """
-    environment = view.environment
-    if module.kind == "env" and "device_count" not in environment:
+    environment, check, on_node = view.environment, module.check, module.kind == "node"
+    if not on_node and "device_count" not in environment:
         return None
-    gpus = len(view.snapshot.gpus) if module.kind == "node" else int(environment["device_count"])
-    if module.check.gpus > gpus:
-        no_nvml = view.snapshot.signal("driver.version").reason or "NVML shows none"
-        why = no_nvml if module.kind == "node" else _no_gpu(environment)
+    gpus = len(view.snapshot.gpus) if on_node else int(environment["device_count"])
+    if check.gpus > gpus:
+        why = (view.snapshot.signal("driver.version").reason or "NVML shows none") if on_node else _no_gpu(environment)
+        reason = f"needs {counted(check.gpus, 'GPU')}, found {gpus or f'none: {why}'}"
         # The GPUs were not counted without torch: `concluded` says so, once.
-        required = plan.require_gpu and (module.kind == "node" or "error" not in environment)
-        return _without_gpu(module.check.gpus, gpus, why, require_gpu=required)
-    if module.kind == "node":
+        if gpus == 0 and plan.require_gpu and (on_node or "error" not in environment):
+            return failed(reason, fix=GPU_FIX, value=0, unit="GPUs", code="gpu.required")
+        return skipped(reason, code="gpu.not-enough")
+    if on_node:
         return decide(module, view)
-    ranks, needed = world or gpus or plan.nproc, module.check.least_ranks
-    if "error" in environment or module.check.ranks or ranks >= needed:
+    ranks = world or gpus or plan.nproc
+    if "error" in environment or check.ranks or ranks >= check.least_ranks:
         return None
-    return skipped(f"needs {counted(needed, 'rank')}, found {ranks}", code="rank.not-enough")
-
-
-def _without_gpu(needed: int, available: int, why: str, *, require_gpu: bool) -> Outcome:
-    reason = f"needs {counted(needed, 'GPU')}, found {available or 'none'}"
-    if available == 0 and require_gpu:
-        return failed(f"{reason}: {why}", fix=GPU_FIX, value=0, unit="GPUs", code="gpu.required")
-    return skipped(f"{reason}: {why}" if available == 0 else reason, code="gpu.not-enough")
+    return skipped(f"needs {counted(check.least_ranks, 'rank')}, found {ranks}", code="rank.not-enough")
 
 
 def _no_gpu(environment: Mapping[str, Any]) -> str:
@@ -168,27 +162,20 @@ def _no_gpu(environment: Mapping[str, Any]) -> str:
 
 def concluded(view: View, plan: Plan, rows: Mapping[str, OutcomeRow]) -> dict[str, OutcomeRow]:
     """Return what belongs to no check: --require-gpu, an environment without torch, GPUs that the driver lost."""
-    found = {}
-    statuses = {row.status for row in rows.values()}
+    found, statuses, why = {}, {row.status for row in rows.values()}, _no_gpu(view.environment)
+    # Without torch, whether there is a GPU is undetermined: the environment is broken, not the node.
+    no_torch = undecided(why, fix=_TORCH_FIX, code="torch.import") if "error" in view.environment else None
     if plan.require_gpu and view.mode != "gpu" and FAIL not in statuses:
-        found["require-gpu"] = _required_gpu(view.environment)
+        limit = Limit(1, "GPUs", "--require-gpu")
+        none = failed(f"torch sees no GPU: {why}", fix=GPU_FIX, code="gpu.required", value=0, limit=limit)
+        found["require-gpu"] = no_torch or none
     # Checks of a site alone may be run where no torch is; any other environment without it is never a pass.
     shipped = {name.replace("_", "-") for _, name, _ in pkgutil.iter_modules(env_checks.__path__)}
-    planned = any(check.id in shipped for check in plan.checks)
-    if "error" in view.environment and planned and not found and not statuses & {FAIL, ERROR}:
-        found["torch"] = undecided(_no_gpu(view.environment), fix=_TORCH_FIX, code="torch.import")
+    if no_torch and any(c.id in shipped for c in plan.checks) and not found and not statuses & {FAIL, ERROR}:
+        found["torch"] = no_torch
     made = {i: OutcomeRow(id=i, kind="env", **fields(outcome)) for i, outcome in found.items()}
     lost = lost_gpus_row(view, rows)
     return {**made, lost.id: lost} if lost else made
-
-
-def _required_gpu(environment: Mapping[str, Any]) -> Outcome:
-    """Without torch, whether there is a GPU is undetermined: the environment is broken, not the node."""
-    why = _no_gpu(environment)
-    if "error" in environment:
-        return undecided(why, fix=_TORCH_FIX, code="torch.import")
-    limit = Limit(1, "GPUs", "--require-gpu")
-    return failed(f"torch sees no GPU: {why}", fix=GPU_FIX, code="gpu.required", value=0, unit="GPUs", limit=limit)
 
 
 def lost_gpus_row(view: View, rows: Mapping[str, OutcomeRow]) -> OutcomeRow | None:
@@ -196,10 +183,6 @@ def lost_gpus_row(view: View, rows: Mapping[str, OutcomeRow]) -> OutcomeRow | No
 
     Other checks skip a lost GPU, because gpu-lost fails for it.
     """
-    earlier = rows.get(_GPU_LOST)
-    if earlier is not None and earlier.status in (FAIL, ERROR):
-        return None
-    lost = [(gpu, signal) for gpu in view.snapshot.gpus if (signal := gpu_readings.lost(gpu))]
     findings = [
         undecided(
             f"{gpu_readings.label(gpu)} does not answer ({signal.reason}), and this run left the check {_GPU_LOST} out",
@@ -208,9 +191,10 @@ def lost_gpus_row(view: View, rows: Mapping[str, OutcomeRow]) -> OutcomeRow | No
             culprit=gpu_readings.culprit(gpu),
             gpus=[gpu.uuid],
         )
-        for gpu, signal in lost
+        for gpu in view.snapshot.gpus
+        if (signal := gpu_readings.lost(gpu))
     ]
-    if not findings:
+    if not findings or (_GPU_LOST in rows and rows[_GPU_LOST].status in (FAIL, ERROR)):
         return None
     outcome = worst(findings, findings[0])
     return OutcomeRow(id=LOST_GPUS, kind="node", **fields(outcome), details=plain(dict(outcome.details)))
@@ -221,26 +205,20 @@ def lost_rank(module: CheckModule, error: Mapping[str, Any], torch: str | None) 
     hung, doing = error["text"].startswith(HUNG), error.get("doing")
     # What half of an import left behind makes the next one raise something else.
     if torch is not None and (error["text"] == torch or (torch != _NO_TORCH and not hung)):
-        outcome = _without_torch(torch)
+        fix = "give --python an interpreter that has torch, or --image an image; `envcheck build` makes both"
+        if torch != _NO_TORCH:
+            why = f"torch is there but broken ({torch.partition(':')[0]})"
+            fix = f"{why}: install it again, or give --python another; the JSON has the log"
+        outcome = undecided(f"torch cannot be imported: {torch}", fix=fix, unimportable="torch", code="torch.import")
     else:
         fix = "the log says where it hung; if this machine is only slow, give a longer --timeout" if hung else _SEE_LOG
         named = {"rank": error["rank"], "culprit": f"rank {error['rank']}"}
         code = "process.hung" if hung else "process.lost"
         outcome = undecided(f"rank {error['rank']} {error['text']}", fix=fix, code=code, **named)
-    if not doing:
-        return outcome
-    if not module.check.probe:
-        return dataclasses.replace(outcome, summary=f"{outcome.summary}, while it was at: {doing}")
-    summary = f"P2P broken: {doing}: the process {error['text']}"
-    return Outcome(FAIL, summary, remedy=_P2P_FIX, details=outcome.details, code="peer-to-peer.lost", culprit=doing)
-
-
-def _without_torch(error: str) -> Outcome:
-    fix = "give --python an interpreter that has torch, or --image an image; `envcheck build` makes both"
-    if error != _NO_TORCH:
-        raised = error.partition(":")[0]
-        fix = f"torch is there but broken ({raised}): install it again, or give --python another; the JSON has the log"
-    return undecided(f"torch cannot be imported: {error}", fix=fix, unimportable="torch", code="torch.import")
+    if doing and module.check.probe:
+        summary = f"P2P broken: {doing}: the process {error['text']}"
+        return Outcome(FAIL, summary, remedy=_P2P_FIX, details=outcome.details, code="peer-to-peer.lost", culprit=doing)
+    return dataclasses.replace(outcome, summary=f"{outcome.summary}, while it was at: {doing}") if doing else outcome
 
 
 def exit_code(statuses: Sequence[str]) -> int:
@@ -252,18 +230,22 @@ def exit_code(statuses: Sequence[str]) -> int:
 
 def verdict(rows: Sequence[OutcomeRow], mode: Mode, *, complete: bool = True) -> RunVerdict:
     """Say what a run came to; one that was cut short is never a pass."""
-    code = exit_code([o.status for o in rows])
-    code = code or (0 if complete else 3)
+    code = exit_code([o.status for o in rows]) or (0 if complete else 3)
     counts = collections.Counter(str(o.status) for o in rows)
     culprits = [o.id for o in rows if o.status == (FAIL if code == 1 else ERROR)]
     culprits += [] if complete or code == 1 else ["cut short"]
+    # Every sentence of a CPU run says that it is one, so that none of them is taken for a GPU's.
     where = _WHERE[mode].format(gloo=" and gloo" if group_size(rows) else "")
+    sentence = f"PASS: {counted(counts[PASS], 'promise')} proved {where}"
+    if code:
+        on_cpu = "" if mode == "gpu" else f" ({where})"
+        sentence = f"{_WORDS[code]}: {', '.join(culprits) or 'nothing passed'}{on_cpu}"
     times = max([o.spread.rounds for o in rows if o.spread], default=0)
     left = sum(o.left_out for o in rows)
     return RunVerdict(
         status=_VERDICTS[code],
         exit_code=code,
-        sentence=_sentence(code, counts[PASS], where, culprits)
+        sentence=sentence
         + (f"; {counted(times, 'round')}" if times else "")
         + (f"; {counted(left, 'check')} left out by the budget" if left else ""),
         counts={status: counts[status] for status in _STATUSES},
@@ -273,13 +255,6 @@ def verdict(rows: Sequence[OutcomeRow], mode: Mode, *, complete: bool = True) ->
 def group_size(outcomes: Iterable[OutcomeRow]) -> int:
     """Return how many ranks the largest group had of those that measured something; 0 where each was alone."""
     return max((len(o.ranks) for o in outcomes if len(o.ranks) > 1 and any(r is not None for r in o.ranks)), default=0)
-
-
-def _sentence(code: int, passes: int, where: str, culprits: list[str]) -> str:
-    """Say in every sentence of a CPU run that it is one, so that none of them is taken for a GPU's."""
-    if code == 0:
-        return f"PASS: {counted(passes, 'promise')} proved {where}"
-    return f"{_WORDS[code]}: {', '.join(culprits) or 'nothing passed'}{'' if where == _WHERE['gpu'] else f' ({where})'}"
 
 
 class Evidence(NamedTuple):
@@ -301,12 +276,10 @@ def apply_rules(outcome: Any, evidence: Evidence) -> Outcome:
         outcome = rule(outcome, evidence)
         if outcome.status != before:
             changes.append(Change(name, str(before), outcome.status, reason))
-    decided: Outcome = outcome
-    return dataclasses.replace(decided, changes=tuple(changes)) if changes else decided
+    return dataclasses.replace(outcome, changes=tuple(changes)) if changes else cast("Outcome", outcome)
 
 
 def _each(outcome: Outcome, change: Callable[[Outcome], Outcome]) -> Outcome:
-    """Return the outcome with every finding changed; its status is that of the worst after that."""
     before = outcome.findings or (outcome,)
     after = tuple(change(finding) for finding in before)
     if after == before:
@@ -318,7 +291,6 @@ def _each(outcome: Outcome, change: Callable[[Outcome], Outcome]) -> Outcome:
 
 
 def _with_codes(check: str, outcome: Outcome) -> Outcome:
-    """Return the outcome with `<check>.<status>` for each code that its check left out."""
     if all(finding.code or finding.status == PASS for finding in (outcome, *outcome.findings)):
         return outcome
     parts = tuple(_with_codes(check, finding) for finding in outcome.findings)
@@ -396,11 +368,11 @@ def _other_users(view: View, outcome: Outcome) -> list[gpu_readings.GpuUser]:
     """Return the users of the GPU that the outcome blames, or of all that torch sees where it blames none."""
     if view.mode != "gpu":
         return []
-    own_gpus = {device.get("uuid") for device in view.environment.get("devices") or [] if isinstance(device, dict)}
-    blamed = (
-        {str(outcome.details["device"])} if outcome.details.get("device") else set(outcome.details.get("gpus") or ())
-    )
-    everybody = [user for user in gpu_readings.users(view) if not own_gpus - {None} or user.uuid in own_gpus]
+    devices = view.environment.get("devices") or []
+    seen = {device.get("uuid") for device in devices if isinstance(device, dict)} - {None}
+    device = outcome.details.get("device")
+    blamed = {str(device)} if device else set(outcome.details.get("gpus") or ())
+    everybody = [user for user in gpu_readings.users(view) if not seen or user.uuid in seen]
     return [user for user in everybody if not blamed or user.uuid in blamed]
 
 
@@ -427,12 +399,16 @@ def _without_p2p(outcome: Outcome, of: Evidence) -> Outcome:
 
 
 def _excused_without_p2p(finding: Outcome) -> Outcome:
-    """Return a speed that fell short without peer-to-peer as an error; all else stays."""
     if not finding.remeasure or any(word in finding.details for word in _ALONE):
         return finding
-    summary = f"measured with {_OFF_WORDS}, as peer-to-peer is broken: {finding.summary}"
-    unmeasured = dataclasses.replace(finding, remedy=_P2P_FIX, remeasure=False)
-    return dataclasses.replace(unmeasured, status=ERROR, summary=summary, code="speed.peer-to-peer-off")
+    return dataclasses.replace(
+        finding,
+        status=ERROR,
+        code="speed.peer-to-peer-off",
+        summary=f"measured with {_OFF_WORDS}, as peer-to-peer is broken: {finding.summary}",
+        remedy=_P2P_FIX,
+        remeasure=False,
+    )
 
 
 # By name: the reason that reports show, and what the rule makes of an outcome. They are applied in this order.

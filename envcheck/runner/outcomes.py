@@ -154,9 +154,7 @@ def _innermost(lines: Iterable[str]) -> Iterator[str]:
 
 def severity(row: OutcomeRow | Attempt) -> int:
     """Return 0 for a final failure, and more for whatever is better; a failure of speed alone is 1."""
-    if row.status == FAIL:
-        return 1 if row.remeasure else 0
-    return 1 + WORST_FIRST.index(row.status)
+    return int(row.remeasure) if row.status == FAIL else 1 + WORST_FIRST.index(row.status)
 
 
 def unfinished(row: OutcomeRow) -> bool:
@@ -171,8 +169,8 @@ def measured_twice(first: OutcomeRow, second: OutcomeRow) -> OutcomeRow:
     one counts, and what was found in the other is added to its findings.
     """
     if first.remeasure and second.status in _MEASURED:
-        counted = structs.replace(second, attempts=_together(second, first, second))
-        return changed("second-measurement", first, counted)
+        attempts = _together(second, first, second)
+        return changed("second-measurement", first, structs.replace(second, attempts=attempts))
     row, other = (first, second) if severity(first) <= severity(second) else (second, first)
     joined = structs.replace(row, attempts=_together(row, first, second))
     if other.status in (PASS, SKIP) and not first.remeasure:
@@ -198,8 +196,7 @@ def changed(rule: str, before: OutcomeRow, after: OutcomeRow) -> OutcomeRow:
 
 def over_rounds(before: OutcomeRow, now: OutcomeRow) -> OutcomeRow:
     """Return the worse of two rounds' rows, with the attempts and findings of both."""
-    row = now if severity(now) < severity(before) else before
-    other = before if row is now else now
+    row, other = (now, before) if severity(now) < severity(before) else (before, now)
     merged = merged_findings(row, other) if other.status not in (PASS, SKIP) else row.findings
     combined = structs.replace(row, attempts=_together(row, before, now), findings=merged)
     return changed("worst-round", before, combined)
@@ -243,10 +240,9 @@ def default_code(check: str, status: str) -> str:
 
 
 def _name(check: str, finding: FindingRow) -> tuple[str, ...]:
-    """Return what a finding is known by; its text where its check gave it no code, as checks of a site may."""
-    if finding.code in ("", default_code(check, finding.status)):
-        return finding.status, finding.summary
-    return finding.status, finding.code, finding.culprit
+    # Checks of a site may give no code.
+    unnamed = finding.code in ("", default_code(check, finding.status))
+    return (finding.status, finding.summary) if unnamed else (finding.status, finding.code, finding.culprit)
 
 
 def as_finding(row: OutcomeRow) -> FindingRow:
@@ -339,16 +335,15 @@ def _same_bits(before: OutcomeRow | None, now: OutcomeRow) -> OutcomeRow:
         "remeasure": False,
     }
     failed = changed("same-bits", now, structs.replace(now, **wrong, findings=[]))
+    digests = [[*a.get("digests", []), *b.get("digests", [])] for a, b in zip(before.ranks, now.ranks, strict=False)]
     return structs.replace(
         failed,
         findings=merged_findings(failed, now) if now.status != PASS else [],
         attempts=[*now.attempts[:-1], *(structs.replace(a, **wrong) for a in now.attempts[-1:])],
         details={**now.details, "bits": old, "other_bits": new},
-        ranks=[_both(*pair) for pair in zip(before.ranks, now.ranks, strict=False)],
+        # With the repeats of both rounds: whoever judges them again sees what was seen.
+        ranks=[
+            {**rank, "digests": of_both, "repeats": len(of_both)}
+            for rank, of_both in zip(now.ranks, digests, strict=False)
+        ],
     )
-
-
-def _both(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return one rank's measurements with the repeats of both rounds: whoever judges them again sees what was seen."""
-    digests = [*before.get("digests", []), *now.get("digests", [])]
-    return {**now, "digests": digests, "repeats": len(digests)}

@@ -16,7 +16,7 @@ from msgspec import structs
 import envcheck
 from envcheck.errors import ConfigError
 from envcheck.node.snapshot import Signal, Snapshot
-from envcheck.reports.model import RunReport, as_earlier, load, report_of, write
+from envcheck.reports.model import RunReport, load, report_of, run_of, write
 from envcheck.runner import outcomes
 from envcheck.runner.execute import Run, validate
 from envcheck.runner.schema import TargetFacts
@@ -125,7 +125,7 @@ NODE = Snapshot("then", {"driver.version": Signal("570.26")})
 def going_on(run: Run, earlier: RunReport, **planned: Any) -> Run:
     """Return a run of the same, but for what is given, that goes on with an earlier one."""
     made = Run(dataclasses.replace(run.asked, plan=structs.replace(run.asked.plan, **planned)))
-    made.go_on(as_earlier(earlier), Path("report.json"), earlier.tool)
+    made.go_on(run_of(earlier), Path("report.json"), (earlier.tool, earlier.tool))
     return made
 
 
@@ -167,7 +167,7 @@ def test_another_target_or_boot_is_refused(
 def test_another_version_of_envcheck_is_refused(earlier: tuple[Run, RunReport]) -> None:
     run, report = earlier
     with pytest.raises(ConfigError, match=r"envcheck was .*, is 99"):
-        Run(run.asked).go_on(as_earlier(report), Path("report.json"), "99")
+        Run(run.asked).go_on(run_of(report), Path("report.json"), (report.tool, "99"))
 
 
 @pytest.mark.parametrize(

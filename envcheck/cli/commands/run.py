@@ -26,7 +26,7 @@ from envcheck.matrix.file.load import load as load_matrix
 from envcheck.node.collect import collect
 from envcheck.reports import terminal
 from envcheck.reports.compare import compare, lines
-from envcheck.reports.model import RunReport, as_earlier, encode, load, report_of
+from envcheck.reports.model import RunReport, encode, load, report_of, run_of
 from envcheck.reports.model import load as load_report
 from envcheck.reports.redact import redact
 from envcheck.reports.terminal import LiveReport
@@ -238,7 +238,8 @@ def _resume(run: Run, path: Path) -> str:
     """Take the finished checks over from an unfinished report; return the line about it."""
     if not path.exists():
         return f"no report at {path}: all checks run"
-    run.go_on(as_earlier(load(path)), path, __version__)
+    earlier = load(path)
+    run.go_on(run_of(earlier), path, (earlier.tool, __version__))
     return f"continuing {path}: {run.done} of {counted(len(run.asked.plan.checks), 'check')} done"
 
 
