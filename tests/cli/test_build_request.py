@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
+from envcheck.cli import Settings
 from envcheck.cli.build.request import BuildOptions, BuildRequest
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
 from envcheck.images.engines import EngineName
+
+SETTINGS = Settings(None, verbose=False, quiet=False)
 
 
 def request(found: EngineName = "docker", given: tuple[str, ...] = (), **options: Any) -> BuildRequest:
@@ -16,7 +19,7 @@ def request(found: EngineName = "docker", given: tuple[str, ...] = (), **options
     def find(name: str) -> EngineName:
         return found if name == "auto" else name  # type: ignore[return-value]  # an engine's name
 
-    return BuildRequest.from_options(BuildOptions(**options), find, given, machine="x86_64")
+    return BuildRequest.from_options(BuildOptions(**options), SETTINGS, find, given, machine="x86_64")
 
 
 ARM: dict[str, Any] = {"platform": "linux/arm64"}
@@ -84,5 +87,5 @@ def test_a_plan_says_that_it_needs_the_engine_that_does_not_answer() -> None:
 
     for dry_run, more in ((False, ""), (True, "; a plan needs the engine's list of images")):
         with pytest.raises(UnavailableError) as refused:
-            BuildRequest.from_options(BuildOptions(engine="docker", dry_run=dry_run), silent)
+            BuildRequest.from_options(BuildOptions(engine="docker", dry_run=dry_run), SETTINGS, silent)
         assert refused.value.message == f"docker does not answer{more}"

@@ -9,6 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
+from envcheck.cli.build import cell_to_build
+from envcheck.cli.build.cell_to_build import buildable
 from envcheck.cli.commands import demo
 from envcheck.errors import NothingLegalError, UnavailableError
 from envcheck.matrix.file.load import load
@@ -21,33 +23,33 @@ H100 = Query(gpus=["H100"], driver="550.54.14")
 
 
 def test_the_newest_published_legal_cell_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "_own_suite", lambda: None)
+    monkeypatch.setattr(cell_to_build, "_own_suite", lambda: None)
     answer = resolve(MATRIX, H100)
     published = [str(cell) for cell in MATRIX.cells()]
     first = next(row.cell for row in answer.ranked if row.cell in published)
-    assert demo.choose(MATRIX, answer, "docker")[0] == next(c for c in MATRIX.cells() if str(c) == first)
+    assert buildable(MATRIX, [answer], "docker")[0] == next(c for c in MATRIX.cells() if str(c) == first)
 
 
 def test_of_its_pythons_the_one_whose_base_is_this_release_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "_own_suite", lambda: "bookworm")
-    assert demo.choose(MATRIX, resolve(MATRIX, H100), "docker")[0].python == "3.11"
-    monkeypatch.setattr(demo, "_own_suite", lambda: "trixie")
-    assert demo.choose(MATRIX, resolve(MATRIX, H100), "docker")[0].python == "3.13"
+    monkeypatch.setattr(cell_to_build, "_own_suite", lambda: "bookworm")
+    assert buildable(MATRIX, [resolve(MATRIX, H100)], "docker")[0].python == "3.11"
+    monkeypatch.setattr(cell_to_build, "_own_suite", lambda: "trixie")
+    assert buildable(MATRIX, [resolve(MATRIX, H100)], "docker")[0].python == "3.13"
 
 
 def test_without_a_gpu_it_is_the_cpu_cell() -> None:
-    assert str(demo.choose(MATRIX, resolve(MATRIX, Query(variant="cpu")), "docker")[0]) == "torch2.13.0-cpu-py311"
+    assert str(buildable(MATRIX, [resolve(MATRIX, Query(variant="cpu"))], "docker")[0]) == "torch2.13.0-cpu-py311"
 
 
 def test_a_machine_no_published_cell_is_legal_on_is_told_so() -> None:
     with pytest.raises(NothingLegalError, match="envcheck images"):
-        demo.choose(MATRIX, resolve(MATRIX, Query(gpus=["H100"], torch="2.0.1", driver="470.57.02")), "docker")
+        buildable(MATRIX, [resolve(MATRIX, Query(gpus=["H100"], torch="2.0.1", driver="470.57.02"))], "docker")
 
 
 def test_a_venv_needs_the_cells_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "_has_python", lambda _: False)
+    monkeypatch.setattr(cell_to_build, "_has_python", lambda _: False)
     with pytest.raises(UnavailableError, match=r"install one of Python 3\.11"):
-        demo.choose(MATRIX, resolve(MATRIX, Query(variant="cpu")), "venv")
+        buildable(MATRIX, [resolve(MATRIX, Query(variant="cpu"))], "venv")
 
 
 def test_its_first_step_says_what_resolve_says(

@@ -1,23 +1,25 @@
 """The cell that `envcheck build` builds: the one that is named, or the best published one for this machine."""
 
+import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 
-from envcheck.cli import Settings
 from envcheck.data import data_path, state_path
-from envcheck.errors import ConfigError, NotFoundError, UnavailableError
+from envcheck.errors import ConfigError, NotFoundError, NothingLegalError, UnavailableError
 from envcheck.images.dockerfile import render_dockerfile
+from envcheck.images.engines.venv import find_python
 from envcheck.images.lockfile import Lock, read_locks
 from envcheck.images.spec import ImageSpec, facts, load_spec, load_specs, make_spec, near, no_lock, select_one
 from envcheck.images.targets import SHARED_GROUPS, groups_of
 from envcheck.images.wheels import bytes_to_fetch
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
-from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Resolution
 from envcheck.mirrors.net.client import hub_client
+from envcheck.mirrors.profiles.load import AUTO
+from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.mirrors.profiles.model import Profile
 
 
@@ -46,6 +48,54 @@ def _defaults(matrix: Matrix, cell: Cell, arch: HostArch) -> Iterator[Cell]:
     default = release.pypi.get(arch) if release else None
     same = [c for c in matrix.cells() if c.torch == cell.torch and c.variant == default and arch in matrix.archs(c)]
     yield from sorted(same, key=lambda other: other.python != cell.python)
+
+
+def best_cell(matrix: Matrix, answers: Sequence[Resolution], engine: str, mirror: str) -> BestCell:
+    """Return the published cell to build for these answers: the first whose torch the mirror has."""
+    cells = buildable(matrix, answers, engine)
+    if mirror == AUTO:  # it is probed for the files of the cell
+        return BestCell(cells[0])
+    return newest_available(matrix, cells, load_profile(mirror), answers[0].arch)
+
+
+def buildable(matrix: Matrix, answers: Sequence[Resolution], engine: str) -> list[Cell]:
+    """Return the published cells that are legal here, best first: those with a lock whose Python this engine has.
+
+    If any Python will do, of one torch and variant that of this machine's release comes first: its base can be
+    bootstrapped if no registry answers.
+    """
+    cells = published_here(matrix, answers)
+    if not cells:
+        message = "no published cell is legal on this machine"
+        raise NothingLegalError(message, fix="`envcheck resolve` says why, `envcheck images` what is published")
+    builds = [*dict.fromkeys((cell.torch, cell.variant) for cell in cells)]
+    if answers[0].query.python is None:
+        own = _own_suite()
+        suites = {cell: getattr(matrix.base(cell.python), "suite", None) for cell in cells}
+        cells.sort(key=lambda cell: (builds.index((cell.torch, cell.variant)), suites[cell] != own))
+    pythons = {python for python in {cell.python for cell in cells} if engine != "venv" or _has_python(python)}
+    usable = [c for c in cells if c.python in pythons and load_spec(matrix, c, arch=answers[0].arch).locks]
+    if not usable:
+        best = [cell for cell in cells if (cell.torch, cell.variant) == builds[0]]
+        message = f"{best[0]} and the same cell for other Pythons cannot be built here"
+        fix = f"install one of Python {', '.join(cell.python for cell in best)}, or use a container engine"
+        raise UnavailableError(message, fix=fix)
+    return usable
+
+
+def _own_suite() -> str | None:
+    try:
+        return platform.freedesktop_os_release().get("VERSION_CODENAME")
+    except OSError:
+        return None
+
+
+def _has_python(version: str) -> bool:
+    try:
+        find_python(version)
+    except UnavailableError:
+        return False
+    return True
 
 
 def newest_available(matrix: Matrix, cells: Sequence[Cell], profile: Profile, arch: HostArch = "x86_64") -> BestCell:
@@ -81,15 +131,12 @@ def _why(cell: Cell, best: Cell, profile: Profile, locks: list[Lock]) -> str | N
     return f"{lacks}; this CUDA build runs on a CPU too, {shown}{remedy}"
 
 
-def spec_to_build(
-    settings: Settings, selector: str, target: Target, images_dir: Path | None, arch: HostArch
-) -> ImageSpec:
+def spec_to_build(matrix: Matrix, selector: str, target: Target, images_dir: Path | None, arch: HostArch) -> ImageSpec:
     """Return what the one cell of a selector is to be.
 
     The spec of a legal cell may lack locks (`lacks_lock`), unless `images_dir` says where they are: then that is a
     ConfigError. A Dockerfile that is not what is built is warned of.
     """
-    matrix = load(settings.matrix)
     cell = one_cell(matrix, selector, arch)
     spec = load_spec(matrix, cell, target, images_dir=images_dir, arch=arch) if images_dir else None
     spec = spec or _with_kept_locks(matrix, cell, target, arch)

@@ -29,7 +29,7 @@ from envcheck.images import lock_on_top, lock_with_uv
 from envcheck.images import source_recipe as recipe
 from envcheck.images.build_log import FailedError, step_of
 from envcheck.images.dockerfile import write_locks
-from envcheck.images.lock_on_top import checked, contradiction, excluded, lock_user_packages, read_requirements
+from envcheck.images.lock_on_top import contradiction, excluded, lock_user_packages
 from envcheck.images.lockfile import Lock, format_lock, parse_lock, read_locks
 from envcheck.images.source_compile import Compiler, wheel_of
 from envcheck.images.source_recipe import ExtensionBuild, capabilities
@@ -42,7 +42,6 @@ from envcheck.matrix.extensions.file import Extensions
 from envcheck.matrix.extensions.fit import JIT, SOURCE_ONLY
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix
-from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.query import Query
 from envcheck.matrix.resolver.resolve import resolve
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
@@ -51,7 +50,6 @@ from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile
 from envcheck.mirrors.store.objects import Store
 
 _Listener = Callable[[str], None]
-ShowPlan = Callable[[dict[str, Any], Sequence[str]], None]
 
 
 @contextlib.contextmanager
@@ -84,24 +82,28 @@ def listeners(settings: Settings) -> tuple[_Listener, _Listener]:
     return say, on_line
 
 
-def locked_specs(
-    settings: Settings, specs: Sequence[ImageSpec], profile: Profile, images_dir: Path | None
-) -> list[ImageSpec]:
+def specs_to_build(request: BuildRequest, selector: str) -> list[ImageSpec]:
+    """Return what each target of the cell is to be; some may lack locks."""
+    images_dir, arch = request.options.images_dir, request.arch
+    return [spec_to_build(request.matrix, selector, target, images_dir, arch) for target in request.targets]
+
+
+def locked_specs(request: BuildRequest, specs: Sequence[ImageSpec], profile: Profile) -> list[ImageSpec]:
     """Return the specs with locks; the lock that was made for one is that of the next."""
     locked: list[ImageSpec] = []
     for given in specs:
         spec = given
         if spec.lacks_lock and locked:
-            spec = spec_to_build(settings, str(spec.cell), spec.target, images_dir, spec.arch)
-        locked.append(lock_first(settings, spec, profile))
+            spec = spec_to_build(request.matrix, str(spec.cell), spec.target, request.options.images_dir, spec.arch)
+        locked.append(lock_first(request.matrix, spec, profile))
     return locked
 
 
-def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSpec:
+def lock_first(matrix: Matrix, spec: ImageSpec, profile: Profile) -> ImageSpec:
     """Return the spec with locks: those that it lacks are made, kept and said to be new."""
     if not spec.lacks_lock:
         return spec
-    matrix, cell, arch = load(settings.matrix), spec.cell, spec.arch
+    cell, arch = spec.cell, spec.arch
     lacks = f"no lock of its target {spec.target}" if spec.locks else "no lock"
     click.echo(f"lock    {cell} has {lacks}: made through mirror profile {profile.name}", err=True)
     shared = shared_locks(spec.locks) or lock_with_uv.lock_cell(matrix, cell, profile, arch)
@@ -261,11 +263,6 @@ def _wheel_file(chosen: ChosenExtension) -> WheelFile | None:
     return WheelFile(chosen.file, f"{chosen.where.rstrip('/')}/{chosen.file}", chosen.sha256)
 
 
-def requested_packages(named: Sequence[str], path: Path | None) -> list[str]:
-    """Return the requirements of --with and --with-file; one that cannot be locked is a ConfigError."""
-    return [*checked(named), *(read_requirements(path) if path else [])]
-
-
 def with_packages(
     spec: ImageSpec,
     requirements: Sequence[str],
@@ -331,11 +328,12 @@ def _kept(spec: ImageSpec, requirements: Sequence[str], wheels: Sequence[Path]) 
     return state_path("locks-on-top", f"{spec.tag}-{hashlib.sha256(request.encode()).hexdigest()[:16]}.lock")
 
 
-class SpecWithRequirements(NamedTuple):
-    """The spec with packages on top, and the profile that has all of their files."""
+class OnTop(NamedTuple):
+    """The specs with packages on top, and the profile that has their files; in a plan, what is made `first`."""
 
-    spec: ImageSpec
+    specs: Sequence[ImageSpec]
     profile: Profile
+    first: dict[str, Any] | None = None
 
 
 def most_jobs() -> int | None:
@@ -350,36 +348,31 @@ def most_jobs() -> int | None:
 
 
 @contextlib.contextmanager
-def with_requirements(
-    settings: Settings,
-    spec: ImageSpec,
-    requirements: list[str],
-    profile: Profile,
-    request: BuildRequest,
-    show_plan: ShowPlan,
-) -> Iterator[SpecWithRequirements | None]:
-    """Yield the spec with packages on top: extensions in the release that fits, compiled where none has a wheel.
+def with_requirements(specs: Sequence[ImageSpec], profile: Profile, request: BuildRequest) -> Iterator[OnTop]:
+    """Yield the specs with packages on top: extensions in the release that fits, compiled where none has a wheel.
 
-    Yield None where a plan cannot know them yet; that is shown then.
+    A plan does not compile: where a wheel is not there yet, it is what is made first.
     """
-    options = request.options
+    if not request.requirements:
+        yield OnTop(specs, profile)
+        return
+    (spec,), options = specs, request.options
     extensions = known_extensions(options.extensions)
-    pinned = pinned_to_fit(load(settings.matrix), spec, requirements, extensions, options.gpus)
+    pinned = pinned_to_fit(request.matrix, spec, request.requirements, extensions, options.gpus)
     native = frozenset(name for row in extensions.extensions for name in (row.name, *row.aliases))
     lines, keep = pinned.requirements, not options.dry_run
     if not pinned.sources and not pinned.files:
-        yield SpecWithRequirements(with_packages(spec, lines, profile, keep=keep, native=native), profile)
+        yield OnTop([with_packages(spec, lines, profile, keep=keep, native=native)], profile)
         return
-    made = _Wheels(settings, spec, pinned, request)
+    made = _Wheels(spec, pinned, request)
     if options.dry_run and made.lacking():
-        show_plan(*made.plan())
-        yield None
+        names = [*(f"{name} {version}" for name, version in pinned.sources), *(file.name for file in pinned.files)]
+        yield OnTop(specs, profile, {"compile": names, "with": lines})
         return
     with made.in_directory(profile) as folder:
         paths = sorted(folder.glob("*.whl"))
         lines, profile = [*lines, *map(_pin, paths)], with_directory(profile, folder)
-        on_top = with_packages(spec, lines, profile, keep=keep, wheels=paths, native=native)
-        yield SpecWithRequirements(on_top, profile)
+        yield OnTop([with_packages(spec, lines, profile, keep=keep, wheels=paths, native=native)], profile)
 
 
 def _pin(wheel: Path) -> str:
@@ -396,10 +389,10 @@ def with_directory(profile: Profile, folder: Path) -> Profile:
 class _Wheels:
     """The extensions that must be compiled or fetched, and the store that keeps their wheels."""
 
-    def __init__(self, settings: Settings, spec: ImageSpec, pinned: PinnedExtensions, request: BuildRequest) -> None:
-        self._settings, self._spec, self._pinned, self._request = settings, spec, pinned, request
+    def __init__(self, spec: ImageSpec, pinned: PinnedExtensions, request: BuildRequest) -> None:
+        self._spec, self._pinned, self._request = spec, pinned, request
         self._store: Store = open_store(request.options.store)
-        self._facts = Facts(load(settings.matrix))
+        self._facts = Facts(request.matrix)
         if pinned.sources and spec.arch != architecture("auto"):  # emulated, one file of a real one takes an hour
             name, version = pinned.sources[0]
             message = f"{name} {version} must be compiled, which a machine of {spec.arch} can do"
@@ -409,7 +402,7 @@ class _Wheels:
 
     def _devel(self) -> ImageSpec:
         images_dir = self._request.options.images_dir
-        return spec_to_build(self._settings, str(self._spec.cell), "devel", images_dir, self._spec.arch)
+        return spec_to_build(self._request.matrix, str(self._spec.cell), "devel", images_dir, self._spec.arch)
 
     def lacking(self) -> bool:
         """Tell whether a build would first compile or fetch an extension."""
@@ -423,20 +416,12 @@ class _Wheels:
                 return True
         return False
 
-    def plan(self) -> tuple[dict[str, Any], list[str]]:
-        """Return the plan as data and as lines; its locks are not known yet."""
-        pinned = self._pinned
-        names = [*(f"{name} {version}" for name, version in pinned.sources), *(file.name for file in pinned.files)]
-        lines = [f"compile {name}: first, on the cell's devel; its wheel is kept in the store" for name in names]
-        lines += [f"with    {package}: locked on top once the wheel is there" for package in pinned.requirements]
-        return {"compile": names, "with": pinned.requirements}, [*lines, "key     known once the wheel is there"]
-
     @contextlib.contextmanager
     def in_directory(self, profile: Profile) -> Iterator[Path]:
         """Compile or fetch the wheels, and yield a directory that has them."""
         with contextlib.ExitStack() as stack:
             with disk_errors(self._store.root), self._store.held():
-                with transfer_options(self._settings, profile) as means:
+                with transfer_options(self._request.settings, profile) as means:
                     wheels = [*self._compiled(profile, means), *self._fetched(means)]
                 folder = stack.enter_context(viewed(self._store, wheels))
             yield folder
@@ -445,8 +430,8 @@ class _Wheels:
         if not self._pinned.sources:
             return
         request, limit = self._request, most_jobs()
-        devel = lock_first(self._settings, self._devel(), profile)
-        say, on_line = listeners(self._settings)
+        devel = lock_first(request.matrix, self._devel(), profile)
+        say, on_line = listeners(request.settings)
         with details():
             compiler = Compiler(request.engine, profile, request.base, request.options.timeout, limit, on_line, say)
             for (name, version), gpus in zip(self._pinned.sources, self._gpus, strict=True):

@@ -1,7 +1,6 @@
 """What `envcheck build` is to do: its options, and the request that they become once nothing contradicts."""
 
-from __future__ import annotations
-
+import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated, Literal
 
 import click
 
+from envcheck.cli import Settings
 from envcheck.cli.options import (
     EXISTING_DIRECTORY,
     EXISTING_FILE,
@@ -22,9 +22,11 @@ from envcheck.cli.options import (
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.engines import EngineName
 from envcheck.images.engines.build import BasePolicy
+from envcheck.images.lock_on_top import checked, read_requirements
 from envcheck.images.plan import Network
 from envcheck.images.tags import REPOSITORY, parse
-from envcheck.matrix.facts.model import HostArch, Target
+from envcheck.matrix.facts.model import HostArch, Matrix, Target
+from envcheck.matrix.file.load import load
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,21 +101,20 @@ class BuildOptions:
         Option("Store for --prefetch, and for wheels that --with compiles. [$XDG_DATA_HOME/envcheck/store]"),
     ] = None
 
-    @property
-    def on_top(self) -> bool:
-        """True if there are packages of the user's own."""
-        return bool(self.packages or self.packages_file)
-
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRequest:
     """A build that contradicts itself nowhere: its options, and what they come to.
 
     `foreign` tells that the image is not for this machine. `tag` is its only tag. `network` None leaves it to the
-    context.
+    context. `requirements` are the user's packages on top.
     """
 
     options: BuildOptions
+    settings: Settings
+    targets: list[Target]
+    requirements: list[str]
+    arch: HostArch
     foreign: bool
     engine: EngineName
     repository: str
@@ -125,25 +126,30 @@ class BuildRequest:
     def from_options(
         cls,
         options: BuildOptions,
+        settings: Settings,
         find_engine: Callable[[str], EngineName],
         from_environment: Collection[str] = (),
         machine: HostArch | None = None,
-    ) -> BuildRequest:
+    ) -> "BuildRequest":
         """Return the request. Raises ConfigError or UnavailableError for options that contradict each other.
 
         `find_engine` returns the engine that a name stands for. Options `from_environment` hold for every command, so
         that one that this build does not read is no mistake. `machine` is this machine's architecture.
         """
         repository, tag = parse(options.tag)
+        requirements = [*checked(options.packages)]
+        requirements += read_requirements(options.packages_file) if options.packages_file else []
         arch, here = architecture(options.platform), machine or architecture("auto")
         foreign = options.platform != "auto" and arch != here
         _refuse(_of_several(options, tag))
         engine = _engine(options, find_engine, foreign=foreign)
-        _refuse(_for_engine(options, engine, from_environment))
-        _refuse(_for_platform(options, engine) if foreign else [])
-        _refuse(_online(options) if options.prefetch else [])
+        _refuse(_for_engine(options, engine, from_environment) + _for_network(options, engine, foreign=foreign))
         return cls(
             options=options,
+            settings=settings,
+            targets=[*dict.fromkeys(options.targets)],
+            requirements=requirements,
+            arch=arch,
             foreign=foreign,
             engine=engine,
             repository=repository,
@@ -151,6 +157,11 @@ class BuildRequest:
             network="none" if options.prefetch else None if options.network == "auto" else options.network,
             base="bootstrap" if options.prefetch or foreign else options.base,
         )
+
+    @functools.cached_property
+    def matrix(self) -> Matrix:
+        """Return the facts that the command was given."""
+        return load(self.settings.matrix)
 
 
 # What does not go together: whether it is so, what is wrong, and what to do.
@@ -166,11 +177,10 @@ def _refuse(refusals: _Refusals) -> None:
 
 def _of_several(options: BuildOptions, tag: str | None) -> _Refusals:
     """Return what several targets cannot share; which engine --engine auto comes to is seen later."""
-    offline = options.prefetch or options.network == "none"
     reasons = {
         "an environment is of one target, and the engine is venv": options.engine == "venv",
-        "packages on top are locked for one target": options.on_top,
-        "without a network each target has a base of its own": offline,
+        "packages on top are locked for one target": bool(options.packages or options.packages_file),
+        "without a network each target has a base of its own": options.prefetch or options.network == "none",
         "one TAG names one image": tag is not None,
     }
     several, fix = len(set(options.targets)) > 1, "give one --target at a time"
@@ -200,48 +210,36 @@ def _engine(options: BuildOptions, find_engine: Callable[[str], EngineName], *, 
 
 def _for_engine(options: BuildOptions, engine: EngineName, from_environment: Collection[str]) -> _Refusals:
     """Return the options that this build would not read; wheels of extensions are kept in the store, too."""
-    is_venv, alone = engine == "venv", not options.on_top
+    is_venv, alone = engine == "venv", not (options.packages or options.packages_file)
     offline = options.network == "none" and not options.prefetch and "network" not in from_environment
     stored = options.store is not None and not options.prefetch and "store" not in from_environment
     why = "is for the packages of --with, and there are none"
+    no_image, no_venv = f"--network {options.network} is for builds of images", f"and the engine is {engine}"
+    offline_fix = "leave --network out; --prefetch builds an environment without a network"
     named = (options.tag != REPOSITORY and is_venv, "--tag names an image, but --engine is venv")
-    out = (options.output is not None and not is_venv, f"--output is for venv, and the engine is {engine}")
+    out = (options.output is not None and not is_venv, f"--output is for venv, {no_venv}")
     return [
         (*named, "leave --tag out: --output says where a venv goes"),
         (*out, "give --engine venv, or --tag to name the image"),
         (alone and bool(options.gpus), f"--gpu {why}", "add --with, or leave --gpu out"),
         (alone and bool(options.extensions), f"--extensions {why}", "add --with, or leave --extensions out"),
         (alone and stored, "--store is for --prefetch and --with", "add --prefetch, or leave --store out"),
-        (
-            is_venv and offline,
-            f"--network {options.network} is for builds of images, and the engine is venv",
-            "leave --network out; --prefetch builds an environment without a network",
-        ),
+        (is_venv and offline, f"{no_image}, {no_venv}", offline_fix),
     ]
 
 
-def _for_platform(options: BuildOptions, engine: EngineName) -> _Refusals:
-    reasons = {
-        "an environment runs on this machine, and the engine is venv": engine == "venv",
-        "--prefetch collects the files of this machine's platform": options.prefetch,
-        "its base is bootstrapped, but --base is registry": options.base == "registry",
-    }
-    fix = "leave that out, or build on a machine of that platform"
-    return [(applies, f"--platform {options.platform}: {why}", fix) for why, applies in reasons.items()]
-
-
-def _online(options: BuildOptions) -> _Refusals:
-    """Return what asks for a network beside --prefetch; a base from a registry would, to install what it lacks."""
-    why = "--prefetch builds without a network, but"
+def _for_network(options: BuildOptions, engine: EngineName, *, foreign: bool) -> _Refusals:
+    """Return what another platform does not go with, and what asks for a network beside --prefetch."""
+    there, offline = f"--platform {options.platform}:", "--prefetch builds without a network, but"
+    fix, registry = "leave that out, or build on a machine of that platform", options.base == "registry"
+    venv = "an environment runs on this machine, and the engine is venv"
+    wheels = "--prefetch collects the files of this machine's platform"
+    online = options.prefetch and options.network in {"host", "default"}
+    base_fix = "leave --base out: the base is then bootstrapped before the build"
     return [
-        (
-            options.network in {"host", "default"},
-            f"{why} --network is {options.network}",
-            "leave one of them out",
-        ),
-        (
-            options.base == "registry",
-            f"{why} --base registry installs packages over one",
-            "leave --base out: the base is then bootstrapped before the build",
-        ),
+        (foreign and engine == "venv", f"{there} {venv}", fix),
+        (foreign and options.prefetch, f"{there} {wheels}", fix),
+        (foreign and registry, f"{there} its base is bootstrapped, but --base is registry", fix),
+        (online, f"{offline} --network is {options.network}", "leave one of them out"),
+        (options.prefetch and registry, f"{offline} --base registry installs packages over one", base_fix),
     ]

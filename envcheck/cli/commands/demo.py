@@ -1,6 +1,5 @@
 """`envcheck demo`: the main job for this machine, end to end."""
 
-import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,21 +8,18 @@ from typing import Annotated, Final, Literal
 import click
 
 from envcheck.cli import Settings
-from envcheck.cli.build.cell_to_build import newest_available, published_here
+from envcheck.cli.build.cell_to_build import best_cell
 from envcheck.cli.commands import build, run
 from envcheck.cli.commands.resolve import active_python, fill, show
 from envcheck.cli.options import Option, command_with
 from envcheck.cli.report_output import Output, OutputType
 from envcheck.data import state_path
-from envcheck.errors import NothingLegalError, UnavailableError
 from envcheck.images import engines
-from envcheck.images.engines.venv import find_python
 from envcheck.images.spec import load_spec
 from envcheck.images.tags import REPOSITORY, full
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
-from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.node import collect
 
 _REPORT: Final = Output(Path("envcheck-report.json"))
@@ -52,7 +48,7 @@ def command(options: DemoOptions, settings: Settings) -> None:
     _step(1, "resolve: what can run on this machine?")
     matrix = load(settings.matrix)
     answer = _resolve(matrix, quiet=settings.quiet)
-    best = newest_available(matrix, choose(matrix, answer, engine), load_profile(options.mirror), answer.arch)
+    best = best_cell(matrix, [answer], engine, options.mirror)
     cell = best.cell
     if options.dry_run:
         click.echo(f"\n{cell}")
@@ -85,47 +81,9 @@ def _resolve(matrix: Matrix, *, quiet: bool) -> Resolution:
     return resolve(matrix, node.query.replace(python=None), notes=node.notes)
 
 
-def choose(matrix: Matrix, answer: Resolution, engine: str) -> list[Cell]:
-    """Return the published cells that are legal here, best first: those with a lock whose Python this engine has.
-
-    Of one torch and variant, the Python of this machine's release comes first.
-    """
-    cells = published_here(matrix, [answer])
-    if not cells:
-        message = "no published cell is legal on this machine"
-        raise NothingLegalError(message, fix="see the reasons above, and `envcheck images` for what is published")
-    own = _own_suite()
-    builds = [*dict.fromkeys((cell.torch, cell.variant) for cell in cells)]
-    cells.sort(key=lambda c: (builds.index((c.torch, c.variant)), getattr(matrix.base(c.python), "suite", None) != own))
-    pythons = {python for python in {cell.python for cell in cells} if engine != "venv" or _has_python(python)}
-    usable = [cell for cell in cells if cell.python in pythons and load_spec(matrix, cell, arch=answer.arch).locks]
-    if not usable:
-        best = [cell for cell in cells if (cell.torch, cell.variant) == builds[0]]
-        message = f"{best[0]} and the same cell for other Pythons cannot be built here"
-        fix = f"install one of Python {', '.join(cell.python for cell in best)}, or use a container engine"
-        raise UnavailableError(message, fix=fix)
-    return usable
-
-
 def _answer_line(answer: Resolution, cell: Cell) -> str:
     """Return what the report says of the choice: the cell, its verdict, and the machine it is for."""
     verdict = next((row.verdict for row in answer.ranked if row.cell == str(cell)), "its CUDA build on a CPU")
     machine = [*answer.query.gpus, *answer.query.cc] or ["no NVIDIA GPU"]
     driver = f", driver {answer.query.driver}" if answer.query.driver else ""
     return f"{cell}: {verdict} ({', '.join(machine)}{driver}, {answer.arch})"
-
-
-def _own_suite() -> str | None:
-    """Return this machine's release: its base can be bootstrapped where no registry answers."""
-    try:
-        return platform.freedesktop_os_release().get("VERSION_CODENAME")
-    except OSError:
-        return None
-
-
-def _has_python(version: str) -> bool:
-    try:
-        find_python(version)
-    except UnavailableError:
-        return False
-    return True
