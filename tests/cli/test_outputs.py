@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +15,7 @@ import envcheck
 from envcheck.cli.report_output import Node, Output, left_to_the_first, node_of
 from envcheck.errors import ConfigError
 from envcheck.runner.launcher import Place, place
+from tests.waiting import eventually
 
 CHECK = '''"""A check of this site."""
 from envcheck.checks import Check, passed
@@ -241,10 +241,7 @@ def test_a_pipe_takes_one_report(quick_site: Path, tmp_path: Path) -> None:
 
 def test_sigterm_ends_a_run_as_an_interrupt_does(start: Start, tmp_path: Path) -> None:
     running = start("--html", "page.html", seconds=50)
-    report = tmp_path / "cwd/envcheck-report.json"
-    deadline = time.monotonic() + 40
-    while not report.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    assert eventually((tmp_path / "cwd/envcheck-report.json").exists, expected=True, seconds=40)
     running.terminate()
     out, err = running.communicate()
     assert running.returncode == 128 + signal.SIGTERM, out + err

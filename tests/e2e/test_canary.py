@@ -17,7 +17,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from tests.http_server import Servers, paced
 from tests.mirrors.hub.conftest import COMMIT, REPO, Hub
 from tests.mirrors.site.conftest import running
 from tests.mirrors.site.upstreams import free_ports, get
+from tests.waiting import eventually
 from tests.wheels import wheel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -177,11 +177,8 @@ def test_a_fetch_that_is_killed(place: Place, monkeypatch: pytest.MonkeyPatch) -
     words = ("fetch", link, "--sha256", digest, "--mirror", "site.yaml", "--output", "got")
     command = [sys.executable, "-m", "envcheck", *map(str, words)]
     with subprocess.Popen(command, cwd=place.home, env=place.env, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 60
-        while not any(path.stat().st_size for path in place.home.glob("got/.*.journal")):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        kept = place.home / "got"
+        assert eventually(lambda: any(path.stat().st_size for path in kept.glob(".*.journal")), expected=True)
         process.send_signal(signal.SIGKILL)
     assert {path.suffix for path in (place.home / "got").iterdir()} >= {".part", ".journal"}
     assert place.left() == {str(place.home / "site.yaml"): PATHS}

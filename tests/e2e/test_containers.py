@@ -7,9 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images import engines
 from envcheck.images.engines import BindMount, Engine
 from tests.e2e.conftest import ROOT, Image, Machine
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 SLEEPS = '''
@@ -51,36 +51,27 @@ def base(image: Image, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> str
 
 def test_status_output_user_and_shared_memory_are_what_was_asked_for(base: str) -> None:
     program = "import os, sys; print(os.getuid(), os.statvfs('/dev/shm').f_blocks * 4096); sys.exit(7)"
-    argv = ["python3", "-c", program]
-    running = Engine("docker").run_container(base, argv=argv, user="12345:12345", shm_size="32m")
-    try:
+    asked: dict[str, Any] = {"argv": ["python3", "-c", program], "user": "12345:12345", "shm_size": "32m"}
+    with contextlib.closing(Engine("docker").run_container(base, **asked)) as running:
         assert running.wait(120) == 7
         assert running.logs().split() == ["12345", str(32 << 20)]
         assert running.out_of_memory() is False
-    finally:
-        running.close()
 
 
 def test_what_still_runs_is_told_from_what_ended(base: str, machine: Machine) -> None:
-    running = Engine("docker").run_container(base, argv=["sleep", "600"])
-    try:
+    with contextlib.closing(Engine("docker").run_container(base, argv=["sleep", "600"])) as running:
         assert running.wait(0.2) is None
         machine.docker("kill", running.id)
         assert running.wait(120) == 128 + signal.SIGKILL
-    finally:
-        running.close()
 
 
 def test_a_mount_is_read_only_unless_asked_for(base: str, tmp_path: Path) -> None:
     argv = ["sh", "-c", "touch /out/x && ! touch /in/x 2>/dev/null"]
     tmp_path.chmod(0o777)
     mounts = [BindMount(tmp_path, "/out", read_only=False), BindMount(tmp_path, "/in")]
-    running = Engine("docker").run_container(base, argv=argv, mounts=mounts)
-    try:
+    with contextlib.closing(Engine("docker").run_container(base, argv=argv, mounts=mounts)) as running:
         assert running.wait(120) == 0, running.logs()
         assert (tmp_path / "x").exists()
-    finally:
-        running.close()
 
 
 def test_the_container_reads_end_of_file_when_envcheck_is_killed(base: str, tmp_path: Path) -> None:
@@ -92,11 +83,11 @@ def test_the_container_reads_end_of_file_when_envcheck_is_killed(base: str, tmp_
         f" mounts=[engines.BindMount(Path({str(tmp_path)!r}), '/out', False)])\ntime.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert _appears(tmp_path / "up")
+    assert eventually((tmp_path / "up").exists, expected=True, seconds=120)
     assert not (tmp_path / "eof").exists()
     process.kill()
     process.wait()
-    assert _appears(tmp_path / "eof")
+    assert eventually((tmp_path / "eof").exists, expected=True, seconds=120)
 
 
 def test_no_rank_in_a_container_outlives_a_killed_envcheck(image: Image, machine: Machine, tmp_path: Path) -> None:
@@ -112,14 +103,14 @@ def test_no_rank_in_a_container_outlives_a_killed_envcheck(image: Image, machine
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    assert _within(180, lambda: len(_named(name)) == 2)
+    assert eventually(lambda: len(_named(name)) == 2, expected=True, seconds=180)
     mine = f"label=envcheck.owner={socket.gethostname()}:{process.pid}"
     container = machine.docker("ps", "--quiet", "--filter", mine).stdout.strip()
     top = machine.docker("top", container, "-eo", "pid").stdout.split()[1:]
     assert set(_named(name)) < set(top)
     process.kill()
     process.wait()
-    assert _within(30, lambda: not any(Path("/proc", pid).exists() for pid in top))
+    assert eventually(lambda: not any(Path("/proc", pid).exists() for pid in top), expected=True, seconds=30)
     assert not _named(name)
 
 
@@ -135,7 +126,7 @@ def test_what_a_killed_envcheck_left_is_swept_by_the_next(base: str, machine: Ma
     listed = machine.docker("ps", "--all", "--no-trunc", "--quiet").stdout
     assert left.stdout.strip() in listed
     state = ("inspect", "--format={{.State.Status}}", left.stdout.strip())
-    assert _within(60, lambda: "exited" in machine.docker(*state).stdout)
+    assert eventually(lambda: "exited" in machine.docker(*state).stdout, expected=True, seconds=60)
     Engine("docker").run_container(base, argv=["true"]).close()
     assert left.stdout.strip() not in machine.docker("ps", "--all", "--no-trunc", "--quiet").stdout
 
@@ -151,10 +142,6 @@ def test_gpus_that_are_not_there_and_images_that_are_not_are_said_so(base: str) 
         Engine("docker").run_container(base, argv=["no-such-program"])
 
 
-def _appears(path: Path) -> bool:
-    return _within(120, path.exists)
-
-
 def _named(name: str) -> list[str]:
     """Return the processes of this machine, those in containers too, that call themselves so."""
     actual = []
@@ -162,12 +149,3 @@ def _named(name: str) -> list[str]:
         with contextlib.suppress(OSError):
             actual += [comm.parent.name] if comm.read_text().strip() == name else []
     return actual
-
-
-def _within(seconds: float, true: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True

@@ -4,7 +4,6 @@ import hashlib
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +18,6 @@ from envcheck.mirrors.profiles.model import Index, Profile
 from tests.http_server import Answer, Request, Server, Servers, directory
 from tests.wheels import wheel
 
-_SOURCES = {"source": ["s"]}
 # What prove.py asks of a torch: versions and the architectures of its kernels.
 _FAKE_TORCH = {
     "torch/version.py": "__version__ = '2.8.0+cu128'\ncuda = '12.8'\n",
@@ -39,43 +37,7 @@ def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def matrix() -> Matrix:
-    cu128 = {
-        "variant": "cu128",
-        "cuda": "12.8",
-        "index": "whl/cu128",
-        "cudnn": "9.10.2.21",
-        "nccl": "2.27.3",
-        "builds": [{"arch": "x86_64", "python": ["3.10", "3.11", "3.12"], "sass": ["8.0", "9.0"]} | _SOURCES],
-    }
-    cpu = {
-        "variant": "cpu",
-        "cuda": None,
-        "index": "whl/cpu",
-        "builds": [{"arch": "x86_64", "python": ["3.10", "3.11", "3.12"], "sass": []} | _SOURCES],
-    }
-    release = {"torch": "2.8.0", "released": "2025-08-06", "pypi": {"x86_64": "cu128"}, "torchvision": "0.23.0"}
-    data: dict[str, Any] = {
-        "schema": "envcheck/matrix/1",
-        "sources": {"s": "made up"},
-        "cuda": {
-            "families": [{"major": "12", "floor": "525.60.13"} | _SOURCES],
-            "minors": [],
-            "capabilities": [],
-            "code": [],
-        },
-        "drivers": [],
-        "gpus": [],
-        "torch": [release | _SOURCES | {"variants": [cpu | _SOURCES, cu128 | _SOURCES]}],
-        "bases": [
-            {"python": "3.11", "distro": "debian", "suite": "bookworm", "image": "debian:bookworm-slim"},
-            {"python": "3.12", "distro": "ubuntu", "suite": "noble", "image": "ubuntu:24.04"},
-        ],
-        "images": [
-            {"torch": "2.8.0", "variants": ["cu128"], "python": ["3.11", "3.12"], "targets": ["runtime"]},
-            {"torch": "2.8.0", "variants": ["cpu"], "python": ["3.11"], "targets": ["runtime"]},
-        ],
-    }
-    return msgspec.convert(data, Matrix)
+    return msgspec.yaml.decode(Path(__file__).with_name("matrix.yaml").read_bytes(), type=Matrix)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """NVML is asked in another process: what that does to itself, or never does, is a reason here."""
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from envcheck.node import nvml, subprocesses
+from tests.waiting import eventually, runs
 
 Install = Callable[..., Path]
 
@@ -52,18 +52,7 @@ def test_a_driver_that_never_answers_is_a_reason_and_leaves_nothing_running(
     signals, gpus = nvml.ask("identity", timeout=6.0)
     assert [*gpus] == []
     assert signals["driver.version"].reason == "NVML gave no answer in 6 s"
-    assert [pid for pid in result.read_text().split() if _runs(pid)] == []
-
-
-def _runs(pid: str) -> bool:
-    for _ in range(2000):  # an orphan is reaped by whoever adopts it
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return False
-        except OSError:
-            return False
-        time.sleep(0.01)
-    return True
+    assert not eventually(lambda: any(map(runs, result.read_text().split())), expected=False)
 
 
 def test_a_module_that_lies_in_the_working_directory_is_not_imported(

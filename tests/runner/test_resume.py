@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from envcheck.reports.model import RunReport, load, report_of, run_of, write
 from envcheck.runner import outcomes
 from envcheck.runner.execute import Run, validate
 from envcheck.runner.schema import TargetFacts
+from tests.waiting import eventually
 
 # The dearer check waits for a file; until then it can only be killed.
 FIRST = "open({seen!r}, 'a').write('x')\nreturn {{}}"
@@ -67,10 +67,7 @@ def killed(job: Job) -> Job:
     """Kill it with SIGKILL while its second check runs."""
     process = job.start()
     try:
-        until = time.monotonic() + 60
-        while not (job.waiting.exists() and job.knows_first()) and time.monotonic() < until:
-            time.sleep(0.02)
-        assert job.knows_first()
+        assert eventually(lambda: job.waiting.exists() and job.knows_first(), expected=True)
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()

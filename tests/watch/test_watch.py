@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from click.testing import CliRunner
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
 from tests.tables import each
+from tests.waiting import eventually
 
 SIMULATE = Path(__file__).parents[1] / "simulated/simulate.py"
 WATCH = [sys.executable, "-m", "envcheck", "watch", "--interval", "0.1s"]
@@ -67,8 +67,7 @@ def test_a_signal_reaches_the_command_which_decides(number: signal.Signals, tmp_
     ready = tmp_path / "ready"
     script = f"trap 'exit 42' {number.name[3:]}; : > {ready}; while :; do sleep 0.05; done"
     running = subprocess.Popen([*WATCH, "--", "sh", "-c", script], stderr=subprocess.DEVNULL)
-    while not ready.exists():
-        time.sleep(0.02)
+    assert eventually(ready.exists, expected=True)
     running.send_signal(number)
     assert running.wait(30) == 42
 

@@ -2,7 +2,6 @@
 
 import ctypes
 import importlib
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from envcheck.checks.support import sampler as hardware_sampler
 from tests.tables import each
+from tests.waiting import eventually
 
 UUID = "GPU-00000000-1111-4000-8000-000000000000"
 ANSWERS = {
@@ -139,12 +139,9 @@ def test_a_machine_without_the_library_says_what_a_container_lacks(monkeypatch: 
 def sampled(actual: Any, monkeypatch: pytest.MonkeyPatch, samples: int) -> dict[str, Any]:
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: actual)
     with hardware_sampler.Sampler(UUID, 0, 0.01) as sampler:
-        until = time.monotonic() + 20
-        while time.monotonic() < until:
-            measured = sampler.measured()
-            if measured["unread"] or len(measured["samples"]) >= samples:
-                break
-            time.sleep(0.01)
+        eventually(
+            lambda: bool(sampler.measured()["unread"] or sampler.measured()["samples"][samples - 1 :]), expected=True
+        )
     return sampler.measured()
 
 

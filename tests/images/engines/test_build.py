@@ -1,7 +1,6 @@
 """From spec to tag, against an engine that keeps its images in a dict: what is skipped, refused, tagged, held back."""
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from envcheck.images.plan import BuildPlan
 from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import Index, Profile
+from tests.waiting import eventually
 
 
 class _Shelf(Engine):
@@ -250,9 +250,7 @@ def test_of_two_builds_of_one_key_the_second_waits_and_finds_it_built(
     def begin_another() -> None:
         shelf.meanwhile = lambda: None
         thread.start()
-        deadline = time.monotonic() + 60
-        while not any("waiting" in line for line in message) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        eventually(lambda: any("waiting" in line for line in message), expected=True)
 
     shelf.meanwhile = begin_another
     first = build(shelf, build_request)

@@ -8,6 +8,7 @@ import pytest
 
 from envcheck.errors import UnavailableError
 from envcheck.images.engines import subprocesses
+from tests.waiting import eventually, runs
 
 
 def test_at_its_limit_the_whole_group_is_killed(tmp_path: Path) -> None:
@@ -16,13 +17,7 @@ def test_at_its_limit_the_whole_group_is_killed(tmp_path: Path) -> None:
     assert command_result.status is None
     assert command_result.output == "started\n"
     pid = int(child.read_text())
-    for _ in range(1000):
-        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]:
-            break
-        time.sleep(0.02)
-    else:
-        os.kill(pid, 9)
-        pytest.fail("the child outlived its group")
+    assert eventually(lambda: runs(pid), expected=False) is False, "the child outlived its group"
 
 
 def test_a_program_that_closes_its_output_and_hangs_is_ended_too() -> None:

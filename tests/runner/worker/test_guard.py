@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 import envcheck
 from envcheck.runner.execute import Run
+from tests.waiting import eventually, runs
 
 # A rank deaf to SIGTERM, with one child in its group and one that fled into a session of its own.
 FAMILY = """
@@ -29,28 +29,14 @@ os.rename({file!r} + str(rank.rank), {file!r} + str(rank.rank) + ".json")
 """
 
 
-def alive(pid: int) -> bool:
-    """Tell whether a process runs; one that is only waiting to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def ended(pids: list[int], seconds: float) -> list[int]:
-    deadline = time.monotonic() + seconds
-    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return left
+    return eventually(lambda: [pid for pid in pids if runs(pid)], [], seconds)
 
 
 def family(directory: Path, ranks: int) -> list[int]:
     """Wait for the pids that so many ranks tell of."""
-    deadline = time.monotonic() + 60
     files = [directory / f"pids{rank}.json" for rank in range(ranks)]
-    while not all(f.exists() for f in files):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert eventually(lambda: all(f.exists() for f in files), expected=True)
     return [pid for f in files for pid in json.loads(f.read_text())]
 
 
@@ -73,9 +59,8 @@ def test_nothing_lives_on_when_envcheck_is_killed(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 (one thread; nohup ignores it)
     ) as process:
         pids = family(tmp_path, 2)
-        while not report.exists():
-            time.sleep(0.02)
-        assert all(alive(pid) for pid in pids)
+        assert eventually(report.exists, expected=True)
+        assert all(runs(pid) for pid in pids)
         process.send_signal(number)
         process.wait(30)
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
@@ -84,10 +69,7 @@ def test_nothing_lives_on_when_envcheck_is_killed(
     kept = json.loads(report.read_text())
     assert kept["environment"]["executable"] == sys.executable
     assert (kept["verdict"]["status"], kept["verdict"]["exit_code"]) == ("error", 3)
-    deadline = time.monotonic() + 30
-    while list(scratch.iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert list(scratch.iterdir()) == []
+    assert eventually(lambda: not any(scratch.iterdir()), expected=True)
 
 
 def test_ranks_die_with_their_parents_even_when_nobody_is_left_to_end_them(
@@ -151,4 +133,4 @@ def test_a_killed_worker_is_an_error_of_every_unfinished_check(
     left = ended(family(tmp_path, 1), 2.0)
     os.kill(far, signal.SIGKILL) if far in left else None
     assert left in ([], [far] if who == "guard" else [])
-    assert not alive(nursery)
+    assert not runs(nursery)
