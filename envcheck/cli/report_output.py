@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from envcheck import safe_files
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.reports.formats import named
 from envcheck.reports.model import RunReport
 from envcheck.runner.launcher import Place
@@ -70,8 +70,10 @@ def apart(**paths: Path | None) -> None:
         if other != option:
             first, second = (name if name.isupper() else f"--{name}" for name in (other, option))
             # Without names the path of `report redact` would be a pseudonym; the argument is in the command line.
-            message = f"{first} and {second} are {'the same file' if other.isupper() else f'both {path}'}"
-            raise ConfigError(message, fix="give each a file of its own")
+            refuse(
+                f"{first} and {second} are {'the same file' if other.isupper() else f'both {path}'}",
+                "give each a file of its own",
+            )
 
 
 def destination(
@@ -164,8 +166,10 @@ def left_to_the_first(place: Place, environ: Mapping[str, str]) -> str | None:
     known = on_node.isdigit() and listed
     bound = len(listed.split(",")) < int(on_node) if known else any(environ.get(name) for name in _TASK_BOUND)
     if place.local_world > 1 and bound:
-        message = f"{place.local_world} tasks run on this node, and each sees only its own GPUs"
-        raise ConfigError(message, fix="start one task per node that sees all GPUs: srun --ntasks-per-node=1")
+        refuse(
+            f"{place.local_world} tasks run on this node, and each sees only its own GPUs",
+            "start one task per node that sees all GPUs: srun --ntasks-per-node=1",
+        )
     if place.local_rank == 0:
         return None
     return f"rank {place.rank} checks nothing: rank 0 of the {place.local_world} on this node checks it and reports"

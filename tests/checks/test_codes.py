@@ -109,7 +109,7 @@ ROWS: Final[dict[str, set[str]]] = {
 }
 SIGNALS = {*collect.NODE, *collect.GPU}
 PREFIXES = {found.id for found in discover()} | TOPICS - ONLY_BY_KEYWORD
-ROOMS = ("checks", "runner", "fleet/group", "cli/fleet")
+ROOMS = ("checks", "runner", "fleet/group")
 MODULES = [path for room in ROOMS for path in sorted((ROOT / "envcheck" / room).rglob("*.py"))]
 MODULES.append(ROOT / "envcheck/reports/model.py")
 GIVEN = [use for path in MODULES for use in given(path)]

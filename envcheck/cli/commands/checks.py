@@ -15,7 +15,7 @@ from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with, complete_checks
 from envcheck.cli.shared.process import say
 from envcheck.counting import counted
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.reports import phrases
 from envcheck.runner.planning import CheckModule, discover, select
 
@@ -66,8 +66,7 @@ def command(options: ChecksOptions, _settings: Settings) -> int:
     Exit 0: listed; 2: a file of --checks is not a check, or wrong usage.
     """
     if options.check is not None and options.level is not None:
-        message = f"--level lists the checks of a level, and {options.check} is one check"
-        raise ConfigError(message, fix="leave one of them out")
+        refuse(f"--level lists the checks of a level, and {options.check} is one check", "leave one of them out")
     errors = list[ConfigError]()
     found = discover(options.checks, errors.append)
     modules = select(found, options.level or LEVELS[-1], only=[options.check] if options.check else [])

@@ -19,7 +19,7 @@ from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, com
 from envcheck.cli.shared.process import status_of, stopping
 from envcheck.cli.sources import CellLocks, format_bytes, locked_cells, locked_packages, profile_for, progress_bar
 from envcheck.counting import counted
-from envcheck.errors import ConfigError, EnvcheckError
+from envcheck.errors import ConfigError, EnvcheckError, refuse
 from envcheck.images.lockfile import parse_requirements
 from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch_all
@@ -88,11 +88,12 @@ class FetchOptions:
             fix = "give one of CELL, URL --sha256 HASH, --lock FILE, --model REPO@REV, --dataset REPO@REV"
             raise ConfigError(message, fix=fix)
         if not is_url and self.sha256 is not None:
-            message = f"--sha256 is for a URL: the files of {names[0]} have their own hashes"
-            raise ConfigError(message, fix="leave --sha256 out")
+            refuse(f"--sha256 is for a URL: the files of {names[0]} have their own hashes", "leave --sha256 out")
         if self.mirror == AUTO and names[0] not in {"CELL", "--lock"}:
-            message = f"--mirror auto is for wheels, and does not apply to {names[0]}"
-            raise ConfigError(message, fix="pass --mirror NAME, or leave --mirror out")
+            refuse(
+                f"--mirror auto is for wheels, and does not apply to {names[0]}",
+                "pass --mirror NAME, or leave --mirror out",
+            )
         if text is not None:
             one_cell = self.mirror == AUTO
             return self._file(text) if is_url else locked_cells(settings, text, one=one_cell)
@@ -102,22 +103,21 @@ class FetchOptions:
 
     def _file(self, url: str) -> WantedFile:
         if has_userinfo(url):
-            message = f"{redacted(url)} contains a user or password"
-            raise ConfigError(message, fix="move it to a netrc file, and name that in a mirror profile")
+            refuse(
+                f"{redacted(url)} contains a user or password",
+                "move it to a netrc file, and name that in a mirror profile",
+            )
         name = unquote(urlsplit(url).path.rpartition("/")[2]) if is_web_url(url) else ""
         if name in {"", ".", ".."} or "/" in name or not name.isprintable() or len(name.encode()) > NAME_MAX:
-            message = f"{redacted(url)!r} is not the URL of a file"
-            raise ConfigError(message, fix="write https://HOST/PATH/FILE")
+            refuse(f"{redacted(url)!r} is not the URL of a file", "write https://HOST/PATH/FILE")
         url, in_url = split_sha256(url)
         fix = "pass --sha256 HASH; take the hash from the file's origin, not from the mirror"
         if self.sha256 is not None and not re.fullmatch(r"(?:sha256:)?[0-9a-fA-F]{64}", self.sha256):
-            message = f"{name}: {self.sha256[:70]!r} is no sha256: it has not 64 hexadecimal digits"
-            raise ConfigError(message, fix=fix)
+            refuse(f"{name}: {self.sha256[:70]!r} is no sha256: it has not 64 hexadecimal digits", fix)
         given = self.sha256.removeprefix("sha256:").lower() if self.sha256 is not None else None
         hashes = {given, in_url} - {None}
         if len(hashes) != 1:
-            message = f"{name}: {'--sha256 and the hash after # differ' if hashes else 'no expected hash'}"
-            raise ConfigError(message, fix=fix)
+            refuse(f"{name}: {'--sha256 and the hash after # differ' if hashes else 'no expected hash'}", fix)
         return WantedFile((url,), str(hashes.pop()), None, self.output / name, other_fix="check the URL")
 
 
@@ -200,8 +200,10 @@ def _fetched(settings: Settings, options: FetchOptions, done: list[FetchedFile],
     default = default_endpoint() if profile.hf.trusted is None else profile.hf.trusted
     endpoints = profile.hf.endpoints or [endpoint for endpoint in (default,) if endpoint]
     if not endpoints:
-        message = f"the mirror profile {profile.name} has no hf.endpoint"
-        raise ConfigError(message, fix="pass one that has it, e.g. --mirror hf-mirror; see `envcheck mirror list`")
+        refuse(
+            f"the mirror profile {profile.name} has no hf.endpoint",
+            "pass one that has it, e.g. --mirror hf-mirror; see `envcheck mirror list`",
+        )
     client = hub_client(profile, *endpoints, connections=options.connections)
     names = {file.blob: file.path for file in requested.files}
     with _shown(settings, client, options, [file.size for file in requested.files], stop) as (means, say):

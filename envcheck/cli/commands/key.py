@@ -10,7 +10,7 @@ import click
 from envcheck import signing
 from envcheck.cli import Settings
 from envcheck.cli.options import Argument, Option, command_with
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +35,17 @@ def command(options: KeyNewOptions, settings: Settings) -> None:
     Exit 2: FILE is a directory or ends in .pub, or one of the two files exists or cannot be written.
     """
     if not options.file.name or options.file.suffix == ".pub":
-        message = f"{options.file} cannot hold a private key: it is a directory, or has the ending of public keys"
-        raise ConfigError(message, fix="name a new file, as in `envcheck key new release`")
+        refuse(
+            f"{options.file} cannot hold a private key: it is a directory, or has the ending of public keys",
+            "name a new file, as in `envcheck key new release`",
+        )
     secret = signing.password()
     if options.password and secret is None:
         if not _at_terminal():
-            message = "--password asks on a terminal, and standard input is none"
-            raise ConfigError(message, fix=f"set {signing.PASSWORD}, or run it in a terminal")
+            refuse(
+                "--password asks on a terminal, and standard input is none",
+                f"set {signing.PASSWORD}, or run it in a terminal",
+            )
         secret = click.prompt("password", hide_input=True, confirmation_prompt=True, err=True).encode()
     public = signing.new_key(options.file, secret)
     if settings.quiet:

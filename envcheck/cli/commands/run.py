@@ -20,7 +20,7 @@ from envcheck.cli.shared import process
 from envcheck.cli.shared.process import console as new_console
 from envcheck.cli.shared.process import status_of
 from envcheck.counting import counted
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import UnavailableError, refuse
 from envcheck.fleet.gate import keep_run
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.node.collect import collect
@@ -197,8 +197,10 @@ def _planned(options: RunOptions, matrix: Path | None) -> RunPlan:
     _exclusive(redact=options.redact or options.redact_key, resume=options.resume)
     _exclusive(budget=options.budget, repeat=options.repeat > 1, duration=options.duration)
     if options.image is None and options.shm_size is not None:
-        message = "--shm-size needs --image: it is the size of /dev/shm in a container"
-        raise ConfigError(message, fix="give --image, or leave --shm-size out")
+        refuse(
+            "--shm-size needs --image: it is the size of /dev/shm in a container",
+            "give --image, or leave --shm-size out",
+        )
     facts = load_matrix(matrix) if matrix else None
     requirements = read(options.requirements, facts) if options.requirements else Requirements()
     checks = select(discover(options.checks), options.level, options.only, options.skip)
@@ -230,8 +232,7 @@ def _planned(options: RunOptions, matrix: Path | None) -> RunPlan:
 def _exclusive(**options: object) -> None:
     names = [f"--{name}" for name, value in options.items() if value]
     if len(names) > 1:
-        message = f"{' and '.join(names)} exclude each other"
-        raise ConfigError(message, fix="give one of them")
+        refuse(f"{' and '.join(names)} exclude each other", "give one of them")
 
 
 def _resume(run: Run, path: Path) -> str:

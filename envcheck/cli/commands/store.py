@@ -23,7 +23,7 @@ from envcheck.cli.options import (
 from envcheck.cli.sources import disk_errors, format_bytes, open_store, transfer_options
 from envcheck.counting import counted
 from envcheck.data import data_path
-from envcheck.errors import ConfigError, PromiseError, UnavailableError
+from envcheck.errors import PromiseError, UnavailableError, refuse
 from envcheck.images import wheels
 from envcheck.images.build_context import tool_lock
 from envcheck.images.lockfile import read_locks
@@ -67,8 +67,10 @@ def _this_store(*, existing: bool = False) -> Store:
     """Return the store that `envcheck store --store` names. Raise ConfigError if it must exist and does not."""
     store: Store = click.get_current_context().meta["envcheck.store"]
     if existing and not store.begun:
-        message = f"{store.root}: {'not a store' if store.root.exists() else 'there is no store'}"
-        raise ConfigError(message, fix="pass the right store with --store DIR; the first `store release` creates one")
+        refuse(
+            f"{store.root}: {'not a store' if store.root.exists() else 'there is no store'}",
+            "pass the right store with --store DIR; the first `store release` creates one",
+        )
     return store
 
 
@@ -85,11 +87,9 @@ class StoreReleaseOptions:
         """Raise ConfigError unless something is to be released, or the version before is to be served."""
         named = bool(self.cells or self.models)
         if self.rollback and (named or self.replace):
-            message = "--rollback serves a version that exists"
-            raise ConfigError(message, fix="leave the cells, --model-lock and --replace out")
+            refuse("--rollback serves a version that exists", "leave the cells, --model-lock and --replace out")
         if not named and not self.rollback:
-            message = "nothing to release"
-            raise ConfigError(message, fix="name a CELL or a --model-lock")
+            refuse("nothing to release", "name a CELL or a --model-lock")
 
 
 @command_with(StoreReleaseOptions, epilog="Example: envcheck store release torch2.13.0-cpu-py311 --mirror host")
@@ -216,8 +216,10 @@ def export(options: StoreExportOptions, _settings: Settings) -> None:
     with store.held(), disk_errors(to):
         served = releases.current(store)
         if served is None:
-            message = "nothing to export: the store has no released version"
-            raise ConfigError(message, fix="release one first: `envcheck store release CELL`")
+            refuse(
+                "nothing to export: the store has no released version",
+                "release one first: `envcheck store release CELL`",
+            )
         contents = releases.read_manifest(store, served).contents
         digest = bundle.export(store, contents, to, options.key)
     click.echo(f"{to / bundle.TAR}: {format_bytes((to / bundle.TAR).stat().st_size)}")
@@ -236,8 +238,10 @@ class StoreImportOptions:
     def __post_init__(self) -> None:
         """Raise ConfigError for what is no digest."""
         if self.sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
-            message = f"--sha256 {self.sha256!r} is not a sha256 of 64 hexadecimal digits"
-            raise ConfigError(message, fix="give the digest that `envcheck store export` printed")
+            refuse(
+                f"--sha256 {self.sha256!r} is not a sha256 of 64 hexadecimal digits",
+                "give the digest that `envcheck store export` printed",
+            )
 
 
 @command_with(StoreImportOptions, name="import", epilog="Example: envcheck store import /media/usb --sha256 0f3e...")

@@ -14,7 +14,7 @@ from envcheck.cli.options import FILE, Argument, Duration, Option, command_with
 from envcheck.cli.report_output import apart
 from envcheck.cli.shared.process import say
 from envcheck.counting import printable
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.node.collect import find_library
 from envcheck.watch.record import WatchRecord, document, page, summarize
 from envcheck.watch.run_command import watch
@@ -45,13 +45,14 @@ def command(options: WatchOptions, settings: Settings) -> int:
     The exit code is the command's: 128+n if signal n ended it, 127 if it is not found, 126 if it cannot be started.
     """
     if not _SHORTEST <= options.interval <= _LONGEST:
-        message = f"--interval of {options.interval:g} s is not between {_SHORTEST:g} s and {_LONGEST:g} s"
-        raise ConfigError(message, fix="give a time between them; the command was not started")
+        refuse(
+            f"--interval of {options.interval:g} s is not between {_SHORTEST:g} s and {_LONGEST:g} s",
+            "give a time between them; the command was not started",
+        )
     apart(output=options.output, html=options.html)
     for path in (options.html, options.output):
         if path is not None and not path.parent.is_dir():
-            message = f"{path}: there is no directory {path.parent}"
-            raise ConfigError(message, fix="create it; the command was not started")
+            refuse(f"{path}: there is no directory {path.parent}", "create it; the command was not started")
     seen = watch(options.words, options.interval, gpus=find_library("libnvidia-ml.so.1") is not None)
     _report(seen, options, quiet=settings.quiet)
     return seen.exit_code

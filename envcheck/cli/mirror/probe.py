@@ -14,7 +14,7 @@ from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_FILE, Argument, FiniteRange, Option, command_with, complete_cells
 from envcheck.cli.sources import locked_cells, locked_packages
 from envcheck.counting import counted
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.images.lockfile import parse_requirements
 from envcheck.mirrors import probe
 from envcheck.mirrors.probe import SECONDS, Criterion, RankedMirror
@@ -34,8 +34,10 @@ class MirrorProbeOptions:
     def targets(self, settings: Settings) -> list[probe.Target]:
         """Return what to probe for. Raise ConfigError unless one cell or a lock is named."""
         if len(self.cells) + (self.lock is not None) != 1:
-            message = f"expected one cell or --lock, found {', '.join(self.cells) or 'none'}"
-            raise ConfigError(message, fix="give CELL or --lock FILE, and each mirror as --mirror NAME")
+            refuse(
+                f"expected one cell or --lock, found {', '.join(self.cells) or 'none'}",
+                "give CELL or --lock FILE, and each mirror as --mirror NAME",
+            )
         if self.lock is None:
             cells = locked_cells(settings, self.cells[0], one=True)
             return probe.lock_targets(locked_packages(cells[0].locks))
@@ -62,8 +64,10 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
     targets, names = options.targets(settings), dict.fromkeys(options.mirrors)
     mirrors = [probe.load_mirror(name) for name in names] if names else probe.default_mirrors()
     if not any(target.able(mirrors) for target in targets):
-        message = f"not applicable: {', '.join(names)}: {targets[0].missing_reason()}"
-        raise ConfigError(message, fix="name a mirror that has one; `envcheck mirror list` shows what each is for")
+        refuse(
+            f"not applicable: {', '.join(names)}: {targets[0].missing_reason()}",
+            "name a mirror that has one; `envcheck mirror list` shows what each is for",
+        )
     ranked = {
         target.part: probe.ranked_mirrors(target, mirrors if names else target.able(mirrors), options.seconds)
         for target in targets

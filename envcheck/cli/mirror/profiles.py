@@ -16,7 +16,7 @@ from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_FILE, Argument, Option, command_with
 from envcheck.cli.shared.process import say
 from envcheck.data import state_path
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.mirrors import doctor
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.host_config import ca_bundle, distribution
@@ -87,8 +87,7 @@ def use_(options: MirrorUseOptions, _settings: Settings) -> None:
     """
     profile = options.profile
     if profile == "user":
-        message = "`mirror use user` is circular"
-        raise ConfigError(message, fix="pass a name from `envcheck mirror list`, or a YAML file")
+        refuse("`mirror use user` is circular", "pass a name from `envcheck mirror list`, or a YAML file")
     if profile == "none":
         click.echo(f"removed {model.write_choice(None)}" if model.read_choice() else "nothing was chosen")
         return
@@ -109,8 +108,7 @@ class MirrorShowOptions:
     def __post_init__(self) -> None:
         """Raise ConfigError for what is no variant."""
         if self.variant is not None and not re.fullmatch(r"cpu|cu[0-9]{2,3}|xpu|rocm[0-9.]+", self.variant):
-            message = f"{self.variant!r} is not a variant"
-            raise ConfigError(message, fix="write cu128, cpu, …")
+            refuse(f"{self.variant!r} is not a variant", "write cu128, cpu, …")
 
 
 @command_with(

@@ -12,7 +12,7 @@ from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, Size, command_with
 from envcheck.counting import counted
 from envcheck.data import data_path
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.images.lockfile import read_locks
 from envcheck.images.spec import select
 from envcheck.matrix.file.load import load as load_matrix
@@ -169,8 +169,10 @@ def _hf(profile: Profile, options: MirrorSiteRenderOptions) -> SiteHub | None:
     if not options.hf and not options.store:
         return None
     if options.hf and profile.closed and profile.hf.endpoint is None:
-        message = f"{profile.name} is closed and names no `hf: {{endpoint: URL}}`"
-        raise ConfigError(message, fix="name one, pass --no-hf, or remove `closed`")
+        refuse(
+            f"{profile.name} is closed and names no `hf: {{endpoint: URL}}`",
+            "name one, pass --no-hf, or remove `closed`",
+        )
     inner = options.port + _INSIDE + 2 if options.hf else 0
     return SiteHub(
         port=options.port + 1, inner=inner, endpoint=profile.hf.endpoint, tokens=_absolute(options.hf_tokens)
@@ -183,11 +185,9 @@ def _pairs(texts: tuple[str, ...], value_name: str) -> dict[str, str]:
     for text in texts:
         name, separator, value = text.partition("=")
         if not separator or not value or "://" in name:
-            message = f"{redacted(text)!r} has no {value_name}"
-            raise ConfigError(message, fix=f"write NAME={value_name}")
+            refuse(f"{redacted(text)!r} has no {value_name}", f"write NAME={value_name}")
         if name in pairs:
-            message = f"{name!r} is given twice: {pairs[name]} and {redacted(value)}"
-            raise ConfigError(message, fix="use a different name for each")
+            refuse(f"{name!r} is given twice: {pairs[name]} and {redacted(value)}", "use a different name for each")
         pairs[name] = _without_secret(value)
     return pairs
 
@@ -195,6 +195,8 @@ def _pairs(texts: tuple[str, ...], value_name: str) -> dict[str, str]:
 def _without_secret(url: str) -> str:
     """Return the URL. Raise ConfigError if it may contain a secret, which would be written to the site's files."""
     if has_userinfo(url) or without_query(url) != url:
-        message = f"{redacted(url)!r} has a password, a user or a query"
-        raise ConfigError(message, fix="remove it, and set credentials in the environment of the started programs")
+        refuse(
+            f"{redacted(url)!r} has a password, a user or a query",
+            "remove it, and set credentials in the environment of the started programs",
+        )
     return url

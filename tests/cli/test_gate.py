@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from msgspec import structs
 
 from envcheck.cli import Settings
-from envcheck.cli.fleet import gate as command_module
+from envcheck.cli.commands import gate as command_module
 from envcheck.fleet import gate as verdicts
 from envcheck.fleet.gate import GatedEnvironment, NodeVerdict, fingerprint, this_boot
 from tests.builders import report, row

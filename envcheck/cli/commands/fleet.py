@@ -1,9 +1,10 @@
-"""`envcheck fleet group`, `pairs` and `render`: what starts on many nodes, and the files that start it."""
+"""`envcheck fleet report`, `plan`, `group`, `pairs`, `render`: the reports of many nodes, and what starts on them."""
 
 import os
 import shlex
 import shutil
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,28 +16,109 @@ from envcheck.cli import Settings, report_output
 from envcheck.cli.options import DIRECTORY, FILE, Argument, Duration, Option, command_with
 from envcheck.cli.report_output import Node, Output, OutputType
 from envcheck.cli.shared.process import console as new_console
-from envcheck.cli.shared.process import note, status_of
+from envcheck.cli.shared.process import note, say, status_of
 from envcheck.counting import counted
 from envcheck.errors import refuse
+from envcheck.fleet import cover, shown, summary
+from envcheck.fleet.files import history_lines, read_files
 from envcheck.fleet.group.membership import Membership, membership
 from envcheck.fleet.group.outcome import FORMED, of_group, of_node
 from envcheck.fleet.group.session import chosen, met
 from envcheck.fleet.hostlist import unfold
 from envcheck.fleet.launch_files import LaunchValues, launch_files
+from envcheck.fleet.pairs import results
 from envcheck.fleet.pairs.diagnosis import SMALL
 from envcheck.fleet.pairs.launch import SLURM, Fleet, Launcher, begin, checked, run_tests
-from envcheck.fleet.pairs.results import ROLL_CALL, GroupResult, GroupTest, document, lines, name_of
+from envcheck.fleet.pairs.results import ROLL_CALL, GroupResult, GroupTest
+from envcheck.matrix.file.load import load
+from envcheck.matrix.resolver.query import Query, normalized
 from envcheck.node.collect import collect
 from envcheck.reports import terminal
 from envcheck.reports.model import RunReport, report_of, write
-from envcheck.reports.terminal import LiveReport
 from envcheck.runner.container import shown_gpus
 from envcheck.runner.execute import Run, validate
 from envcheck.runner.launcher import place
 from envcheck.runner.local_python import LocalPython, answering, choose_python
 from envcheck.runner.planning import plan
 from envcheck.runner.worker_session import RunPlan
-from envcheck.safe_files import held
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetReportOptions:
+    places: Annotated[tuple[Path, ...], Argument(required=True, metavar="DIR|FILE...")] = ()
+    expect: Annotated[
+        str | None, Option("The nodes that must have a report, as n[1-64] or names with spaces.", metavar="NODELIST")
+    ] = None
+    max_age: Annotated[float, Option("Older reports are stale.", type=Duration())] = 86400.0
+    html: Annotated[Path | None, Option("Write one page: nodes and checks, outliers, drift.", type=FILE)] = None
+    history: Annotated[
+        str | None,
+        Option("Print how often this one failed, and why; a UUID's beginning is enough.", metavar="NODE|GPU-UUID"),
+    ] = None
+    strict: Annotated[bool, Option("Drift and outliers count as failures, and leave `use now`.")] = False
+    as_json: Annotated[bool, Option("--json", "Print envcheck/fleet/1.")] = False
+
+
+@command_with(FleetReportOptions, name="report")
+def report(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG001 (all commands take them)
+    """Say which nodes failed, are missing, stale, undetermined or different, and which to use now.
+
+    Each DIR is searched for *.json, as `envcheck run --output DIR/` writes them. The newest report of a node counts. A
+    node without a sound one is undetermined, never passed.
+
+    \b
+    envcheck fleet report reports/
+    envcheck fleet report reports/ --expect 'n[1-1000]' --html fleet.html
+    envcheck fleet report reports/ --history n17
+
+    Exit 0: every node passed, or the history is printed; 1: a node failed; 2: wrong usage, or nothing is known of the
+    node; 3: a node is missing, stale or undetermined.
+    """
+    if options.html is not None and (options.html.suffix == ".json" or options.html in options.places):
+        refuse(f"--html {options.html} would be read as a report", "give it a name that does not end in .json")
+    expected = [] if options.expect is None else unfold(options.expect)
+    files = read_files(options.places)
+    if options.history is not None:
+        past = history_lines(files, options.history)
+        click.echo("\n".join(part for line in past for part in shown.wrapped(line, "")))
+        return 0
+    question = summary.FleetQuestion(time.time(), expected, options.max_age, options.strict, options.places)
+    answer = summary.summarize(files, question)
+    if options.html is not None:
+        safe_files.replace(options.html, shown.page(answer).encode())
+    text = summary.encode(answer.report) if options.as_json else "\n".join(shown.lines(answer.report))
+    click.echo(text, nl=not options.as_json)
+    return answer.report.verdict.exit_code
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetPlanOptions:
+    places: Annotated[tuple[Path, ...], Argument(required=True, metavar="DIR|FILE|CSV...")] = ()
+    torch: Annotated[str | None, Option('A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".', metavar="REQ")] = None
+    variant: Annotated[str | None, Option("The wheel's CUDA as in its name: cu128.", metavar="cuNNN|cpu")] = None
+    cuda: Annotated[str | None, Option("The same by CUDA version, e.g. 12.8.", metavar="X.Y")] = None
+    python: Annotated[str | None, Option("Python version, e.g. 3.12 or 3.13t.", metavar="X.Y")] = None
+    as_json: Annotated[bool, Option("--json", "Print envcheck/fleet-plan/1.")] = False
+
+
+@command_with(FleetPlanOptions, name="plan")
+def plan_(options: FleetPlanOptions, settings: Settings) -> int:
+    """Say which published cells cover all nodes, with the fewest images, and which nodes no cell covers.
+
+    Nodes are read from reports, or from a CSV file with the header node,gpu,driver[,arch]; a node may be a host list.
+    The plan has the fewest cells; among equally small plans it is the one whose oldest torch is newest.
+
+    \b
+    envcheck fleet plan inventory.csv --torch '>=2.6'
+    envcheck fleet plan reports/ --torch '>=2.6' --python 3.12
+
+    Exit 0: every node has a cell; 1: a node has none; 2: wrong usage, or an inventory that cannot be read.
+    """
+    wish = normalized(Query(torch=options.torch, variant=options.variant, cuda=options.cuda, python=options.python))
+    planned = cover.plan(load(settings.matrix), cover.of_places(options.places), wish)
+    text = summary.encode(planned) if options.as_json else "\n".join(shown.plan_lines(planned))
+    click.echo(text, nl=not options.as_json)
+    return 1 if planned.uncovered else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +151,17 @@ def group(options: FleetGroupOptions, settings: Settings) -> int:
     or nodes that differ; 3: undetermined, also for a group that did not form.
     """
     member = membership(os.environ, options.run_id)
-    why = report_output.left_to_the_first(place(os.environ), os.environ)
+    launched = place(os.environ)
+    why = report_output.left_to_the_first(launched, os.environ)
     if why is not None:
-        click.echo(f"envcheck: {why}", err=True)
+        say(why)
         return 0
-    name = member.name or report_output.node_of(place(os.environ), nameless=False).name
-    run = _run(options)
+    name = member.name or report_output.node_of(launched, nameless=False).name
+    checks = chosen(options.only)
+    gpus, wanted = shown_gpus(), options.require_gpu
+    planned = plan(checks, level="standard", nproc=options.nproc, gpus=gpus, require_gpu=wanted)
+    target = LocalPython(answering(choose_python(Path(options.python) if options.python else None)))
+    run = Run(RunPlan(plan=planned, chosen=checks, target=target))
     nodes = (Node(called, several=True) for called in (name, "group"))
     own, whole = (report_output.destination(options.output, report_output.DEFAULT, node, dry=False) for node in nodes)
     interrupted = _measured(run, member, name, options, own)
@@ -95,14 +182,6 @@ def group(options: FleetGroupOptions, settings: Settings) -> int:
     return status_of(interrupted) if interrupted is not None else code or 3 if unwritten else code
 
 
-def _run(options: FleetGroupOptions) -> Run:
-    checks = chosen(options.only)
-    gpus, wanted = shown_gpus(), options.require_gpu
-    planned = plan(checks, level="standard", nproc=options.nproc, gpus=gpus, require_gpu=wanted)
-    target = LocalPython(answering(choose_python(Path(options.python) if options.python else None)))
-    return Run(RunPlan(plan=planned, chosen=checks, target=target))
-
-
 def _measured(
     run: Run, member: Membership, name: str, options: FleetGroupOptions, own: Path | None
 ) -> KeyboardInterrupt | None:
@@ -112,7 +191,7 @@ def _measured(
         with met(run, member, name, max(options.nproc, member.processes), options.wait) as formed:
             if formed:
                 with terminal.Progress(run.asked.plan) as progress:
-                    live = LiveReport(run, own, progress, lambda report: of_node(report, member.node))
+                    live = terminal.LiveReport(run, own, progress, lambda report: of_node(report, member.node))
                     validate(run, collect, live)
     except KeyboardInterrupt as how:
         return how
@@ -123,7 +202,7 @@ def _written(path: Path, content: RunReport) -> bool:
     try:
         write(content, path)
     except OSError as error:
-        click.echo(f"envcheck: {path}: {error.strerror}; free space, or give --output another place", err=True)
+        say(f"{path}: {error.strerror}; free space, or give --output another place")
         return False
     return True
 
@@ -152,16 +231,12 @@ def pairs(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG00
     Exit 0: every node passed in a group; 1: a fault; 2: wrong usage; 3: undetermined: a group never formed.
     """
     if not options.state.parent.is_dir():
-        refuse(
-            f"--state {options.state}: there is no directory {options.state.parent}",
-            "create it on a file system that all nodes share",
-        )
+        where = f"--state {options.state}: there is no directory {options.state.parent}"
+        refuse(where, "create it on a file system that all nodes share")
     nodes = tuple(unfold(options.nodes))
     if len(nodes) < 2:  # noqa: PLR2004 (a group)
-        refuse(
-            f"--nodes {options.nodes[:60]!r} names {counted(len(nodes), 'node')}",
-            "name two nodes or more; one node alone is `envcheck run`",
-        )
+        named = f"--nodes {options.nodes[:60]!r} names {counted(len(nodes), 'node')}"
+        refuse(named, "name two nodes or more; one node alone is `envcheck run`")
     fleet = Fleet(nodes, options.mode or ("diagnose" if len(nodes) > SMALL else "tournament"))
     folder = options.state.absolute().with_name(f"{options.state.stem}-reports")
     launcher = Launcher(checked(options.launch), folder, options.timeout)
@@ -171,17 +246,13 @@ def pairs(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG00
         return 0
     first = shlex.split(launcher.template)[0]
     if first != "{command}" and shutil.which(first) is None:
-        refuse(
-            f"{first} is not on PATH, so that no test can start",
-            "run this where Slurm's srun is, or give --launch a command of your own",
-        )
-    with held(options.state.with_name(f".{options.state.name}.lock"), lambda: _busy(options.state)):
+        fix = "run this where Slurm's srun is, or give --launch a command of your own"
+        refuse(f"{first} is not on PATH, so that no test can start", fix)
+    with safe_files.held(options.state.with_name(f".{options.state.name}.lock"), lambda: _busy(options.state)):
         state = begin(options.state, fleet, launcher.template)
         diagnosis = run_tests(fleet, state, options.state, launcher.run, _progress)
-    if options.as_json:
-        click.echo(document(diagnosis, fleet.mode, fleet.nodes, len(state.results)), nl=False)
-    else:
-        click.echo("\n".join(lines(diagnosis)))
+    document = results.document(diagnosis, fleet.mode, fleet.nodes, len(state.results))
+    click.echo(document if options.as_json else "\n".join(results.lines(diagnosis)), nl=not options.as_json)
     return diagnosis.exit_code
 
 
@@ -191,7 +262,7 @@ def _busy(state: Path) -> None:
 
 def _progress(test: GroupTest, result: GroupResult) -> None:
     reason = f": {result.reason}" if result.reason and test.step != ROLL_CALL else ""
-    note(f"{test.step} {name_of(test.nodes)}: {result.status}{reason}")
+    note(f"{test.step} {results.name_of(test.nodes)}: {result.status}{reason}")
 
 
 @dataclass(frozen=True, kw_only=True)
