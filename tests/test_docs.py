@@ -13,7 +13,7 @@ from typing import NamedTuple
 import click
 import pytest
 
-from envcheck.cli import DefaultGroup, cli
+from envcheck.cli import LazyGroup, cli
 from envcheck.matrix.file.load import load
 from tests.tables import each
 from tests.wheels import wheel
@@ -97,7 +97,7 @@ def calls(command: str) -> Iterator[list[str]]:
 def parse(command: click.Command, arguments: list[str], parent: click.Context | None = None) -> None:
     """Raise click's UsageError, or AssertionError, where the command line is not one of envcheck's."""
     context = click.Context(command, info_name=command.name, parent=parent)
-    if isinstance(command, DefaultGroup):
+    if isinstance(command, LazyGroup):
         arguments = command.with_command(arguments)
     values, remaining, _ = command.make_parser(context).parse_args(list(arguments))
     for parameter in command.params:

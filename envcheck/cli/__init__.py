@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import click
@@ -18,37 +17,25 @@ from envcheck.cli.shared import process
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
 from envcheck.mirrors.net.waits import announced
 
-# The commands in the sections of --help, and those of each group with their modules and its help.
+# The commands in the sections of --help, the groups of commands with their help, and where a command is.
 _TABLE: Final = msgspec.json.decode(Path(__file__).with_name("commands.json").read_bytes())
-SECTIONS: Final[dict[str, dict[str, str]]] = _TABLE["sections"]
-COMMANDS: Final = {name: line for section in SECTIONS.values() for name, line in section.items()}
-
 # What the envcheck of an image comes without (pyproject.toml, the group `image`).
 _HOST_ONLY: Final = {"cryptography", "docker", "jinja2", "urllib3", "uv"}
-_MODULES: Final = {
-    **{name: f"commands.{name}" for name in COMMANDS},
-    **{name: f"commands.share:{name}" for name in ("publish", "proof", "pull", "promote")},
-}
 
 
 class LazyGroup(click.Group):
-    """Commands, each imported when it runs: `envcheck.cli.<room>.<name>` has one, or what `modules` names for it.
+    """Commands in sections, each imported when it runs: `modules` says where it is, if not in a file of its name.
 
-    `sections` gives each command's line in the help of the group, below its heading.
+    With a default the group is itself a command: words that begin with no command's name are those of the default.
     """
 
     def __init__(
-        self,
-        *,
-        room: str,
-        described: Mapping[str, str] = MappingProxyType({}),
-        sections: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
-        modules: Mapping[str, str] = MappingProxyType({}),
-        **settings: Any,
+        self, *, path: str, sections: Mapping[str, Mapping[str, str]], modules: Mapping[str, str], **settings: Any
     ) -> None:
-        super().__init__(**{"name": room} | settings)
-        self.modules, self.room, self.sections = modules, room, sections or {"Commands": described}
-        self.described = {name: line for section in self.sections.values() for name, line in section.items()}
+        self.default = settings.pop("default", "")
+        super().__init__(**settings)
+        self.path, self.sections, self.modules = path, sections, modules
+        self.described = {name: line for section in sections.values() for name, line in section.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
         """Return the names of the commands."""
@@ -58,8 +45,10 @@ class LazyGroup(click.Group):
         """Return a command, its module imported; None for a name that no command has."""
         if cmd_name not in self.described:
             return None
-        module, _, name = self.modules.get(cmd_name, f"{self.room}.{cmd_name}").partition(":")
-        command: click.Command = getattr(importlib.import_module(f"envcheck.cli.{module}"), name or "command")
+        if group := GROUPS.get(f"{self.path} {cmd_name}".strip()):
+            return group
+        module, _, name = self.modules.get(cmd_name, cmd_name).partition(":")
+        command: click.Command = getattr(importlib.import_module(f"envcheck.cli.commands.{module}"), name or "command")
         return command
 
     def resolve_command(
@@ -73,42 +62,39 @@ class LazyGroup(click.Group):
                 ctx.fail(f"No such command {args[0]!r} (did you mean {near!r}?)")
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write the list of the commands, a section below each heading, without importing one."""
-        widest = max(map(len, self.described))
-        for heading, described in self.sections.items():
-            with formatter.section(heading):
-                formatter.write_dl([(name.ljust(widest), line) for name, line in described.items()])
-
-
-class DefaultGroup(LazyGroup):
-    """A group that is itself a command: words that begin with no command's name are those of `default`."""
-
-    def __init__(self, *, default: str, **settings: Any) -> None:
-        super().__init__(subcommand_metavar="[CELL]... | COMMAND [ARGS]...", **settings)
-        self.default = default
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the default's name before words that name no command."""
         return super().parse_args(ctx, self.with_command(args))
 
     def with_command(self, args: list[str]) -> list[str]:
         """Return the words with the default's name before them, unless they name a command or ask for help."""
-        return args if args and args[0] in (*self.described, "-h", "--help") else [self.default, *args]
+        named = not self.default or (args and args[0] in (*self.described, "-h", "--help"))
+        return args if named else [self.default, *args]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options of the default command, then the commands."""
-        if default := self.get_command(ctx, self.default):
+        """Write the options of the default, or the group's own, then the commands, without importing one of these."""
+        default = self.get_command(ctx, self.default)
+        if default:
             default.format_options(ctx, formatter)
-        self.format_commands(ctx, formatter)
+            self.format_commands(ctx, formatter)
+        else:
+            super().format_options(ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the list of the commands, a section below each heading."""
+        widest = max(map(len, self.described))
+        for heading, described in self.sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(widest), line) for name, line in described.items()])
 
 
-def _group(name: str, *, help: list[str], **table: Any) -> LazyGroup:  # noqa: A002 (click's name)
-    kind = DefaultGroup if "default" in table else LazyGroup
-    return kind(room=name, help="\n".join(help), **table)
+def _group(path: str, *, help: list[str], described: Mapping[str, str], **table: Any) -> LazyGroup:  # noqa: A002 (click's name)
+    words: dict[str, Any] = {"subcommand_metavar": "[CELL]... | COMMAND [ARGS]..."} if "default" in table else {}
+    name = path.rpartition(" ")[2]
+    return LazyGroup(path=path, name=name, help="\n".join(help), sections={"Commands": described}, **words, **table)
 
 
-GROUPS: Final = {name: _group(name, **table) for name, table in _TABLE["groups"].items()}
+GROUPS: Final = {path: _group(path, **table) for path, table in _TABLE["groups"].items()}
 
 
 @dataclass(frozen=True)
@@ -125,9 +111,6 @@ class PipeClosedError(Exception):
 
 
 class _Program(LazyGroup):
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return GROUPS.get(cmd_name) or super().get_command(ctx, cmd_name)
-
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -138,9 +121,9 @@ class _Program(LazyGroup):
 
 @click.group(
     cls=_Program,
-    room="",
-    sections=SECTIONS,
-    modules=_MODULES,
+    path="",
+    sections=_TABLE["sections"],
+    modules=_TABLE["modules"],
     context_settings={"auto_envvar_prefix": "ENVCHECK", "help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
 @click.version_option(__version__, prog_name="envcheck")
@@ -167,8 +150,7 @@ def main() -> None:
     process.forget_names()
     with process.signals_raised():
         status = _status()
-    status = _closed(status)
-    sys.exit(status)
+    sys.exit(_closed(status))
 
 
 def _status() -> int:
@@ -192,24 +174,21 @@ def _unexpected(error: Exception) -> tuple[str, int]:
     """Return the line and exit code of an error that no command expects; its details go into a file."""
     if isinstance(error, ModuleNotFoundError) and error.name in _HOST_ONLY:
         return "inside an image envcheck only validates; run this command on the host", ConfigError.exit_code
-    hidden = _hidden_module() if isinstance(error, (ImportError, AttributeError)) else None
-    if hidden is not None:
-        line = f"{hidden[1]} hides Python's own module {hidden[0]}; rename it or take its directory off PYTHONPATH"
-        return line, ConfigError.exit_code
+    if isinstance(error, (ImportError, AttributeError)) and (hidden := _hidden_module()):
+        return f"{hidden}; rename it or take its directory off PYTHONPATH", ConfigError.exit_code
     what = f"{type(error).__name__}: {error}".splitlines()[0]
-    where = _written_details(error)
-    return f"internal error: {what}; {where}; report it with that file", UnavailableError.exit_code
+    return f"internal error: {what}; {_written_details(error)}; report it with that file", UnavailableError.exit_code
 
 
-def _hidden_module() -> tuple[str, str] | None:
-    """Return a module of Python's library that a file elsewhere hides (random.py in this directory), and the file."""
+def _hidden_module() -> str | None:
+    """Return which file elsewhere hides a module of Python's library, as random.py in this directory."""
     import sysconfig  # here, as no other start needs it
 
     own = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
     for name in sorted(sys.stdlib_module_names & set(sys.modules)):
         file = getattr(sys.modules[name], "__file__", None)
         if file is not None and not any(Path(file).resolve().is_relative_to(directory) for directory in own):
-            return name, str(file)
+            return f"{file} hides Python's own module {name}"
     return None
 
 
@@ -234,13 +213,10 @@ def _closed(status: int) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    unwritten = process.unwritten()
-    return status if unwritten is None else _say(_no_output(unwritten), status or UnavailableError.exit_code)
-
-
-def _no_output(error: OSError) -> str:
-    why = (error.strerror or "").replace("No space left", "no space left")
-    return f"standard output: {why}; free space, or send it elsewhere"
+    if not process.lost:
+        return status
+    why = (process.lost[0].strerror or "").replace("No space left", "no space left")
+    return _say(f"standard output: {why}; free space, or send it elsewhere", status or UnavailableError.exit_code)
 
 
 def _say(line: str, status: int) -> int:
@@ -254,15 +230,11 @@ def _message_and_code(error: click.ClickException | EnvcheckError | OSError) -> 
         return str(error), error.exit_code
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        summary = f"{where}{error.strerror or error}; check the path, its rights and the free space"
-        return summary, ConfigError.exit_code
+        return f"{where}{error.strerror or error}; check the path, its rights and the free space", ConfigError.exit_code
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "envcheck"
     message = " ".join(error.format_message().split()).rstrip(".")
-    if isinstance(error, click.NoSuchOption) and context is not None and _is_global(error.option_name):
+    of_all = {option for parameter in cli.params for option in parameter.opts}
+    if isinstance(error, click.NoSuchOption) and context is not None and error.option_name in of_all:
         return f"{message}; it belongs before the command: `envcheck {error.option_name} ...`", error.exit_code
     return f"{message}; see `{path} --help`", error.exit_code
-
-
-def _is_global(option: str) -> bool:
-    return any(option in parameter.opts for parameter in cli.params)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from canonical import MATRIX_HEADER, canonical, dump, dump_extensions
 
-from envcheck.cli.commands.schema import schema
+from envcheck.cli.commands.report import schema_of
 from envcheck.matrix.extensions import file
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.load import loads
@@ -71,11 +71,11 @@ def test_every_version_is_quoted() -> None:
 def test_the_file_names_its_schema_and_that_is_the_models() -> None:
     named = re.match(r"# yaml-language-server: \$schema=(\S+)\n", MATRIX_HEADER)
     assert named is not None
-    assert (SHIPPED.parent / named[1]).read_text() == schema("matrix")
+    assert (SHIPPED.parent / named[1]).read_text() == schema_of("matrix")
 
 
 def test_the_schema_refuses_unknown_keys_and_numbers_for_versions() -> None:
-    document = msgspec.json.decode(schema("matrix"))
+    document = msgspec.json.decode(schema_of("matrix"))
     gpu = document["$defs"]["GpuModel"]
     assert gpu["additionalProperties"] is False
     assert gpu["properties"]["cc"]["type"] == "string"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.cli import COMMANDS
+from envcheck.cli import cli
 from envcheck.cli.commands import resolve
 from envcheck.cli.shared.process import LONGEST_LINE, last_line, stopping
 from envcheck.matrix.resolver.query import Query
@@ -59,7 +59,7 @@ def test_inside_an_image_what_only_a_host_can_do_is_one_line(tmp_path: Path) -> 
 
 def test_the_readme_has_a_line_for_every_command() -> None:
     readme = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
-    assert [name for name in COMMANDS if f"| `envcheck {name}` |" not in readme] == []
+    assert [name for name in cli.described if f"| `envcheck {name}` |" not in readme] == []
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"])

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import cli
-from envcheck.cli.mirror import profiles
+from envcheck.cli.commands import mirror as profiles
 
 SITE = """\
 pypi: [{url: "https://pypi.example/simple"}]

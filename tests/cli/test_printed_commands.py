@@ -10,7 +10,7 @@ from typing import Final
 import click
 import pytest
 
-from envcheck.cli import COMMANDS, DefaultGroup, cli
+from envcheck.cli import LazyGroup, cli
 
 ROOT: Final = Path(__file__).parents[2]
 # Options of other programs that remedies name.
@@ -53,7 +53,7 @@ def commands() -> Iterator[tuple[str, str]]:
         yield from ((where, actual) for actual in re.findall(r"`(envcheck [a-z-][^`]*)`", text))
         # An example of a help text ends where two spaces begin its explanation.
         lines = re.findall(r"(?m)^ *(envcheck [a-z-].*?)(?:  .*| [|>].*|\\)?$", text)
-        yield from ((where, line) for line in lines if line.split()[1] in COMMANDS)
+        yield from ((where, line) for line in lines if line.split()[1] in cli.described)
 
 
 ALL: Final = sorted(set(commands()))
@@ -61,7 +61,7 @@ ALL: Final = sorted(set(commands()))
 
 def wrong(words: list[str], command: click.Command = cli) -> str | None:
     """Return the first word that is no command or option here; None where all are. Values are passed over."""
-    if isinstance(command, DefaultGroup):
+    if isinstance(command, LazyGroup):
         words = command.with_command(words)
     flags = {name: one for one in command.params for name in (*one.opts, *one.secondary_opts)}
     remaining = iter(words)

@@ -1,10 +1,12 @@
-"""`envcheck report`."""
+"""`envcheck report`, and `envcheck schema`: the JSON Schema of what a file or a command's JSON holds."""
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import click
+import msgspec
 
 from envcheck import safe_files
 from envcheck.cli import Settings, report_output
@@ -61,19 +63,6 @@ class ReportJudgeOptions:
     as_json: Annotated[bool, Option("--json", "Print the report as JSON.")] = False
 
 
-@click.group(short_help="A report in other formats, judged again, or compared with another.")
-def command() -> None:
-    """Read what `envcheck run` wrote.
-
-    \b
-    envcheck report show envcheck-report.json
-    envcheck report convert envcheck-report.json --format html -o report.html
-    envcheck report judge last-month.json
-
-    Exit 0: done, whatever the report's verdict; 2: FILE is not a report, or wrong usage.
-    """
-
-
 @command_with(ReportShowOptions)
 def show(options: ReportShowOptions, _settings: Settings) -> None:
     """Print a report as `envcheck run` printed it.
@@ -99,10 +88,14 @@ def convert(options: ReportConvertOptions, _settings: Settings) -> None:
     """
     text = formats.named(options.format_name).render(load(options.file))
     report_output.apart(FILE=options.file, output=options.output)
-    if options.output is None:
-        click.echo(text, nl=False)
+    _deliver(text.encode(), options.output)
+
+
+def _deliver(content: bytes, output: Path | None) -> None:
+    if output is None:
+        click.echo(content, nl=False)
     else:
-        safe_files.replace(options.output, text.encode())
+        safe_files.replace(output, content)
 
 
 @command_with(ReportCompareOptions)
@@ -136,11 +129,7 @@ def redact(options: ReportRedactOptions, _settings: Settings) -> None:
     """
     names(options.key)  # An error's line names no path either.
     report_output.apart(FILE=options.file, output=options.output)
-    report = encode(redaction.redact(load(options.file), options.key))
-    if options.output is None:
-        click.echo(report, nl=False)
-    else:
-        safe_files.replace(options.output, report)
+    _deliver(encode(redaction.redact(load(options.file), options.key)), options.output)
 
 
 @command_with(ReportJudgeOptions)
@@ -155,8 +144,7 @@ def judge(options: ReportJudgeOptions, settings: Settings) -> int:
     The exit code is that of `envcheck run`.
     """
     report_output.apart(FILE=options.file, output=options.output)
-    matrix = load_matrix(settings.matrix) if settings.matrix else None
-    rejudged = rejudge(load(options.file), matrix, options.checks)
+    rejudged = rejudge(load(options.file), load_matrix(settings.matrix) if settings.matrix else None, options.checks)
     if options.output is not None:
         write(rejudged.report, options.output)
     if options.as_json:
@@ -172,5 +160,34 @@ def judge(options: ReportJudgeOptions, settings: Settings) -> int:
     return rejudged.report.verdict.exit_code
 
 
-for _command in (show, convert, compare, redact, judge):
-    command.add_command(_command)
+# The struct of each document.
+_STRUCTS: Final = {
+    "matrix": "envcheck.matrix.facts.model:Matrix",
+    "extensions": "envcheck.matrix.extensions.file:Extensions",
+    "report": "envcheck.reports.model:RunReport",
+    "fleet": "envcheck.fleet.summary:FleetReport",
+    "fleet-plan": "envcheck.fleet.cover:FleetPlan",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchemaOptions:
+    name: Annotated[Literal["matrix", "extensions", "report", "fleet", "fleet-plan"], Argument()]
+
+
+@command_with(SchemaOptions, short_help="Print the JSON Schema of a document.")
+def schema(options: SchemaOptions, _settings: Settings) -> None:
+    """Print the JSON Schema of matrix.yaml, extensions.yaml, a report, a fleet's report or plan.
+
+    \b
+    envcheck schema report > report.schema.json
+    """
+    click.echo(schema_of(options.name), nl=False)
+
+
+def schema_of(name: str) -> str:
+    """Return the JSON Schema of a document."""
+    module, _, struct = _STRUCTS[name].partition(":")
+    kind = getattr(importlib.import_module(module), struct)
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(kind)}
+    return msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=2).decode() + "\n"

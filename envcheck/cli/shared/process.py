@@ -36,7 +36,8 @@ _NUMBER: Final = re.compile(r"[\d.,]*[a-zA-Z]?")
 # Commands that know --redact.
 _KNOWN: Final = ("run", "report", "redact")
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_lost: list[OSError] = []
+# Why parts of standard output could not be written.
+lost: list[OSError] = []
 _names: list[Pseudonyms] = []
 _stops: list[threading.Event] = []
 
@@ -51,13 +52,8 @@ class _Stream(io.FileIO):
             if self.fileno() == 1:
                 if isinstance(error, BrokenPipeError):
                     raise
-                _lost.append(error)
+                lost.append(error)
             return len(memoryview(data))
-
-
-def unwritten() -> OSError | None:
-    """Return why a part of standard output could not be written; None where all of it was."""
-    return _lost[0] if _lost else None
 
 
 def ready() -> None:

@@ -22,8 +22,7 @@ from envcheck.mirrors.profiles.load import load
 from envcheck.mirrors.profiles.model import Profile, has_userinfo, redacted, without_query
 from envcheck.mirrors.site import discover
 from envcheck.mirrors.site.model import Registry, Site, SiteHub, Tls, checked, checked_url, read
-from envcheck.mirrors.site.render import refuse_foreign_directory, write
-from envcheck.mirrors.site.render import render as to_files
+from envcheck.mirrors.site.render import refuse_foreign_directory, render, write
 
 # Offsets from --port: 0 is for the indexes, 1 for Hugging Face, 2... for registries; internal ports start here.
 _INSIDE: Final = 100
@@ -60,20 +59,8 @@ class MirrorSiteRenderOptions:
     offline: Annotated[bool, Option("Serve only what the site has, without requests to upstreams.")] = False
 
 
-@click.group()
-def command() -> None:
-    """Render the configuration of your own mirror; docker compose or systemd runs it.
-
-    \b
-    envcheck mirror site render /srv/mirror --address 0.0.0.0 \\
-        --name mirror.example --tls cert.pem key.pem
-    docker compose -f /srv/mirror/compose.yaml up --detach
-    envcheck mirror show /srv/mirror/client.yaml --format daemon
-    """
-
-
 @command_with(MirrorSiteRenderOptions)
-def render(options: MirrorSiteRenderOptions, settings: Settings) -> None:
+def command(options: MirrorSiteRenderOptions, settings: Settings) -> None:
     """Write the configuration of a site below DIRECTORY: nginx, its caches, metrics, alerts, compose and systemd.
 
     Upstreams come from the profile, else they are the clients' defaults; without --link, the indexes' pages say where
@@ -91,7 +78,7 @@ def render(options: MirrorSiteRenderOptions, settings: Settings) -> None:
     profile, directory = load(options.mirror), options.directory
     site = site_from_options(settings, directory.absolute(), profile, options)
     roots = ca_bundle(profile)
-    written = write(directory, {**to_files(site), **({"ca.pem": roots} if roots is not None else {})})
+    written = write(directory, {**render(site), **({"ca.pem": roots} if roots is not None else {})})
     for name, to in written.kept.items():
         click.echo(f"{directory / name} was edited: renamed to {directory / to}", err=True)
     if site.store and not Path(site.store).is_dir():
@@ -102,9 +89,6 @@ def render(options: MirrorSiteRenderOptions, settings: Settings) -> None:
         removed = f", {len(written.removed)} of an earlier render removed" if written.removed else ""
         start = f"start it with `docker compose -f {directory}/compose.yaml up --detach`, or {directory}/systemd"
         click.echo(f"{counted(len(written.files), 'file')} below {directory}{removed}; {start}")
-
-
-command.add_command(render)
 
 
 def site_from_options(settings: Settings, root: Path, profile: Profile, options: MirrorSiteRenderOptions) -> Site:
