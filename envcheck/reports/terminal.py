@@ -1,7 +1,5 @@
 """A report, a plan and a run's progress as people read them, at 80 columns. The one reports module that knows rich."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -94,7 +92,7 @@ class Progress:
         self._plan, self._check, self._since = plan, "", time.monotonic()
         self._run: Run | None = None
 
-    def __enter__(self) -> Progress:  # noqa: PYI034 (typing.Self is Python 3.11)
+    def __enter__(self) -> "Progress":  # noqa: PYI034 (typing.Self is Python 3.11)
         return self
 
     def __exit__(self, *_: object) -> None:

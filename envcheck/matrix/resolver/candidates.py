@@ -1,6 +1,7 @@
 """List, judge and rank every combination that a query allows."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -242,6 +243,12 @@ def _alternative(candidate: Candidate, change: str) -> Alternative:
     return Alternative(cell=str(candidate.cells()[0]), change=change, verdict=candidate.verdict.name)
 
 
+def _nearest_of(fitting: Iterable[Candidate], change: str) -> Iterator[Alternative]:
+    """Yield the first of the candidates; `change` has it as {0}."""
+    for candidate in itertools.islice(fitting, 1):
+        yield _alternative(candidate, change.format(candidate))
+
+
 def _drivers(search: _Search) -> Iterator[Alternative]:
     driver, best = search.query.driver, search.best
     if driver is None or best.verdict.name not in (DROPPED, TOO_OLD, FORWARD, MINOR):
@@ -266,10 +273,11 @@ def _smallest_upgrade(search: _Search) -> Iterator[Alternative]:
     for version in thresholds(search.facts, search.devices):
         if key(version) <= key(driver) or not all(_is_listed(device, version) for device in search.devices):
             continue
-        for candidate in search.legal(search.query.replace(driver=version)):
-            if candidate.cuda and candidate.verdict.name in (OK, MINOR):
-                yield _alternative(candidate, f"torch {candidate.torch} with {candidate.variant}: driver >= {version}")
-                return
+        legal = search.legal(search.query.replace(driver=version))
+        usable = [candidate for candidate in legal if candidate.cuda and candidate.verdict.name in (OK, MINOR)]
+        if usable:
+            yield from _nearest_of(usable, f"torch {{0.torch}} with {{0.variant}}: driver >= {version}")
+            return
 
 
 def _is_listed(device: Device, version: str) -> bool:
@@ -297,13 +305,12 @@ def thresholds(facts: Facts, devices: list[Device]) -> list[str]:
 
 
 def _other_variants(search: _Search) -> Iterator[Alternative]:
-    best = search.best
-    for candidate in search.legal(search.query.replace(variant=None, cuda=None)):
-        better = not best.legal or candidate.verdict.name == OK
-        if better and candidate.torch == best.torch and candidate.variant != best.variant and candidate.cuda:
-            keep = "the driver" if search.query.driver else f"torch {best.torch}"
-            yield _alternative(candidate, f"keep {keep}: {candidate.variant}")
-            return
+    best, keep = search.best, "the driver" if search.query.driver else f"torch {search.best.torch}"
+    others = (
+        c for c in search.legal(search.query.replace(variant=None, cuda=None)) if c.torch == best.torch and c.cuda
+    )
+    better = (c for c in others if c.variant != best.variant and (not best.legal or c.verdict.name == OK))
+    return _nearest_of(better, f"keep {keep}: {{0.variant}}")
 
 
 def _torches(search: _Search) -> Iterator[Alternative]:
@@ -341,21 +348,14 @@ def _distance(python: str, other: str) -> tuple[int, ...]:
 
 
 def _without_package(search: _Search) -> Iterator[Alternative]:
-    for candidate in search.legal(search.query.replace(torch=None, variant=None, cuda=None)):
-        if candidate.verdict.name in (OK, MINOR):
-            yield _alternative(
-                candidate, f"keep the driver, without cuda-compat: torch {candidate.torch} with {candidate.variant}"
-            )
-            return
+    legal = search.legal(search.query.replace(torch=None, variant=None, cuda=None))
+    usable = (candidate for candidate in legal if candidate.verdict.name in (OK, MINOR))
+    return _nearest_of(usable, "keep the driver, without cuda-compat: torch {0.torch} with {0.variant}")
 
 
 def _with_package(search: _Search) -> Iterator[Alternative]:
-    for candidate in search.ranking:
-        if candidate.verdict.name == FORWARD and key(candidate.torch) > key(search.best.torch):
-            yield _alternative(
-                candidate, f"keep the driver, with cuda-compat: torch {candidate.torch} with {candidate.variant}"
-            )
-            return
+    newer = (c for c in search.ranking if c.verdict.name == FORWARD and key(c.torch) > key(search.best.torch))
+    return _nearest_of(newer, "keep the driver, with cuda-compat: torch {0.torch} with {0.variant}")
 
 
 def _torch_and_more(search: _Search) -> Iterator[Alternative]:
@@ -375,11 +375,8 @@ def _torch_and_more(search: _Search) -> Iterator[Alternative]:
 def _fewer_gpus(search: _Search) -> Iterator[Alternative]:
     if search.best.verdict.name == NO_WHEEL and not search.devices:
         return
-    if len(search.devices) > 1:
-        for device in search.devices:
-            remaining = [other for other in search.devices if other is not device]
-            for candidate in search.legal(search.query, remaining)[:1]:
-                yield _alternative(candidate, f"without the {device.label}")
+    for device in search.devices if len(search.devices) > 1 else ():
+        remaining = [other for other in search.devices if other is not device]
+        yield from _nearest_of(search.legal(search.query, remaining), f"without the {device.label}")
     if search.devices and search.query.variant is None and search.query.cuda is None:
-        for candidate in search.legal(search.query.replace(variant="cpu"))[:1]:
-            yield _alternative(candidate, "without the GPU: cpu")
+        yield from _nearest_of(search.legal(search.query.replace(variant="cpu")), "without the GPU: cpu")

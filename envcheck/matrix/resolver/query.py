@@ -1,7 +1,5 @@
 """The query for the resolver: normalize it, validate it, and find its GPUs, host architecture and releases."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Final
@@ -36,7 +34,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     cc: list[str] = []
     arch: HostArch | None = None
 
-    def replace(self, **changes: str | list[str] | None) -> Query:
+    def replace(self, **changes: str | list[str] | None) -> "Query":
         """Return the same query with some axes changed."""
         return msgspec.structs.replace(self, **changes)
 
