@@ -160,11 +160,6 @@ def deaf() -> Iterator[tuple[str, int]]:
 
 
 @pytest.fixture
-def content() -> bytes:
-    return CONTENT
-
-
-@pytest.fixture
 def notes() -> list[str]:
     return []
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from envcheck.mirrors.fetch.request import WantedFile
+from tests.mirrors.fetch.conftest import CONTENT
 
 Serve = Callable[..., Any]
 Want = Callable[..., WantedFile]
@@ -57,7 +58,7 @@ def test_a_url_may_hold_its_hash(serve: Serve, wanted_file: Want) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_whoever_stops_it_reads_how_it_goes_on_and_it_does(
-    serve: Serve, wanted_file: Want, content: bytes, number: signal.Signals, code: int
+    serve: Serve, wanted_file: Want, number: signal.Signals, code: int
 ) -> None:
     server = serve(delay=0.2)
     want = wanted_file(server)
@@ -77,7 +78,7 @@ def test_whoever_stops_it_reads_how_it_goes_on_and_it_does(
     completed = ran(want)
     assert completed.returncode == 0
     assert "of it from an earlier run" in completed.stderr
-    assert want.path.read_bytes() == content
+    assert want.path.read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch import disk
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
-from tests.mirrors.fetch.conftest import SIZE
+from tests.mirrors.fetch.conftest import CONTENT, SIZE
 
 Serve = Callable[..., Any]
 Want = Callable[..., WantedFile]
@@ -116,7 +116,7 @@ def test_a_disk_that_fills_up_or_fails_is_one_line(
 
 
 def test_killed_at_random_moments_nothing_wrong_gets_the_name_and_what_had_come_is_kept(
-    serve: Serve, wanted_file: Want, content: bytes
+    serve: Serve, wanted_file: Want
 ) -> None:
     server = serve(delay=0.02)
     want = wanted_file(server)
@@ -124,15 +124,13 @@ def test_killed_at_random_moments_nothing_wrong_gets_the_name_and_what_had_come_
     completed = subprocess.run([sys.executable, "-c", KILLER, *words], capture_output=True, text=True, check=True)
     document = json.loads(completed.stdout)
     assert document["wrong"] == 0
-    assert want.path.read_bytes() == content
+    assert want.path.read_bytes() == CONTENT
     # Each kill costs at most what each connection was at: a part of two pieces, as 4 connections share 10 MiB.
-    assert server.sent <= (document["finished"] + 1) * len(content) + document["kills"] * 4 * 2 * MIB
+    assert server.sent <= (document["finished"] + 1) * len(CONTENT) + document["kills"] * 4 * 2 * MIB
 
 
 @pytest.mark.parametrize("pieces", ["all", "of another size", "not valid"])
-def test_a_journal_is_no_proof(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, pieces: str
-) -> None:
+def test_a_journal_is_no_proof(serve: Serve, wanted_file: Want, means: TransferOptions, pieces: str) -> None:
     """As after a power cut: pieces said to be there that are not. The hash says so, and the file is fetched again."""
     want = wanted_file(serve())
     want.path.parent.mkdir()
@@ -141,17 +139,17 @@ def test_a_journal_is_no_proof(
     size = 7 if pieces == "of another size" else SIZE
     disk.write_journal(part, disk.Journal(want.sha256, size, MIB, {99} if pieces == "not valid" else set(range(11))))
     fetch(want, means)
-    assert want.path.read_bytes() == content
+    assert want.path.read_bytes() == CONTENT
 
 
 def test_pieces_are_kept_where_the_whole_file_does_not_come(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
+    serve: Serve, wanted_file: Want, means: TransferOptions
 ) -> None:
     """The only server there forgot of ranges, and has the file no longer when it is asked for all of it."""
     want = wanted_file(serve(ranges=False, gone_after=1))
     want.path.parent.mkdir()
     part = disk.part_path(want)
-    part.write_bytes(content)
+    part.write_bytes(CONTENT)
     disk.write_journal(part, disk.Journal(want.sha256, SIZE, MIB, set(range(5))))
     with pytest.raises(UnavailableError):
         fetch(want, dataclasses.replace(means, connections=1))
@@ -175,7 +173,7 @@ def test_any_journal_is_read(tmp_path_factory: pytest.TempPathFactory, text: byt
 @pytest.mark.parametrize("name", ["part", "journal", "journal.new", "local"])
 @pytest.mark.parametrize("kind", ["link", "hard link", "pipe"])
 def test_a_planted_name_is_replaced_and_not_followed(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, tmp_path: Path, name: str, kind: str
+    serve: Serve, wanted_file: Want, means: TransferOptions, tmp_path: Path, name: str, kind: str
 ) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(VICTIM)
@@ -193,17 +191,17 @@ def test_a_planted_name_is_replaced_and_not_followed(
         planted[name].symlink_to(victim)
     os.mkfifo(want.path)
     fetch(want, means)
-    assert (want.path.read_bytes(), want.path.is_symlink()) == (content, False)
+    assert (want.path.read_bytes(), want.path.is_symlink()) == (CONTENT, False)
     assert (victim.read_bytes(), victim.stat().st_mode & 0o777) == (VICTIM, 0o640)
 
 
 def test_a_local_file_that_may_not_be_read_is_passed_over(
-    serve: Serve, wanted_file: Want, monkeypatch: pytest.MonkeyPatch, content: bytes, tmp_path: Path
+    serve: Serve, wanted_file: Want, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    (tmp_path / "other.bin").write_bytes(content)
+    (tmp_path / "other.bin").write_bytes(CONTENT)
     want = dataclasses.replace(wanted_file(serve()), local=(tmp_path / "other.bin",))
     for place, name in ((os, "link"), (os, "open"), (Path, "open")):
         monkeypatch.setattr(place, name, refuse)
@@ -212,7 +210,7 @@ def test_a_local_file_that_may_not_be_read_is_passed_over(
 
 @pytest.mark.parametrize("owner", ["ours", "another"])
 def test_an_unfinished_file_that_others_may_write_to_is_not_gone_on_with(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, owner: str
+    serve: Serve, wanted_file: Want, means: TransferOptions, owner: str
 ) -> None:
     """Who holds it open could change it after its hash was compared."""
     if owner == "another" and os.geteuid() != 0:
@@ -220,7 +218,7 @@ def test_an_unfinished_file_that_others_may_write_to_is_not_gone_on_with(
     want = wanted_file(serve())
     want.path.parent.mkdir()
     part = disk.part_path(want)
-    part.write_bytes(content)
+    part.write_bytes(CONTENT)
     if owner == "another":
         os.chown(part, 65534, 65534)
     else:
@@ -228,14 +226,14 @@ def test_an_unfinished_file_that_others_may_write_to_is_not_gone_on_with(
     with part.open("r+b") as held:
         fetch(want, means)
         held.write(b"changed")
-    assert want.path.read_bytes() == content
+    assert want.path.read_bytes() == CONTENT
     assert want.path.stat().st_uid == os.geteuid()
 
 
 def test_the_umask_is_honoured_and_the_longest_name_is_written(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, tmp_path: Path
+    serve: Serve, wanted_file: Want, means: TransferOptions, tmp_path: Path
 ) -> None:
-    small = content[:1000]
+    small = CONTENT[:1000]
     server, digest = serve(content=small), hashlib.sha256(small).hexdigest()
     for mask, mode in ((0o077, 0o600), (0o002, 0o664)):
         want = dataclasses.replace(wanted_file(server, sha256=digest, size=1000), path=tmp_path / ("ä" * 127))

@@ -26,6 +26,7 @@ from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import redirect_target
 from tests.http_server import RawServer, Servers, Speaking, endless
+from tests.mirrors.fetch.conftest import CONTENT
 from tests.tables import each
 from tests.waiting import eventually
 
@@ -69,10 +70,10 @@ def test_whatever_part_of_an_answer_drips_or_has_no_end_it_is_given_up(
 
 @pytest.mark.timeout(200)
 def test_a_mirror_that_does_anything_gives_the_right_bytes_or_an_error(
-    serve: Callable[..., Any], wanted_file: Callable[..., WantedFile], means: TransferOptions, content: bytes
+    serve: Callable[..., Any], wanted_file: Callable[..., WantedFile], means: TransferOptions
 ) -> None:
     """Two mirrors with a few random faults each; another user's bytes never get the name."""
-    chance, small = random.Random(7), content[: 3 << 20]  # noqa: S311 (which faults)
+    chance, small = random.Random(7), CONTENT[: 3 << 20]  # noqa: S311 (which faults)
     faults: list[dict[str, Any]] = [
         {},
         {"content": small[::-1]},

@@ -19,6 +19,7 @@ from envcheck.mirrors.fetch.transfer import fetch, fetch_all
 from envcheck.mirrors.hub import git_sha1
 from envcheck.mirrors.net import responses
 from tests.http_server import RawServer
+from tests.mirrors.fetch.conftest import CONTENT
 
 Serve = Callable[..., Any]
 Want = Callable[..., WantedFile]
@@ -39,12 +40,12 @@ def host(want: WantedFile, source: int = 0) -> str:
 
 
 def test_a_file_arrives_whole_with_nothing_beside_it_and_is_not_fetched_again(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
+    serve: Serve, wanted_file: Want, means: TransferOptions
 ) -> None:
     server = serve()
     want = wanted_file(server)
     done = fetch(want, means)
-    assert want.path.read_bytes() == content
+    assert want.path.read_bytes() == CONTENT
     assert leftovers(want) == []
     assert (done.size, done.moved, done.found, done.sources) == (want.size, want.size, 0, {host(want): want.size})
     assert want.path.stat().st_mode & 0o777 == 0o644
@@ -54,7 +55,7 @@ def test_a_file_arrives_whole_with_nothing_beside_it_and_is_not_fetched_again(
 
 
 def test_what_has_the_name_is_kept_until_the_right_file_is_complete(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, notes: list[str]
+    serve: Serve, wanted_file: Want, means: TransferOptions, notes: list[str]
 ) -> None:
     want = wanted_file(serve())
     want.path.parent.mkdir()
@@ -67,7 +68,7 @@ def test_what_has_the_name_is_kept_until_the_right_file_is_complete(
             fetch(dataclasses.replace(want, urls=()), means)
         assert want.path.read_bytes() == before
         fetch(want, means)
-        assert (want.path.is_symlink(), want.path.read_bytes(), other.read_bytes()) == (False, content, b"mine")
+        assert (want.path.is_symlink(), want.path.read_bytes(), other.read_bytes()) == (False, CONTENT, b"mine")
         assert "is another file or a link" in notes[-1]
         want.path.unlink()
     want.path.mkdir()
@@ -96,12 +97,10 @@ LIVED_WITH: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fault", LIVED_WITH)
-def test_a_fault_that_can_be_lived_with(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, fault: str
-) -> None:
+def test_a_fault_that_can_be_lived_with(serve: Serve, wanted_file: Want, means: TransferOptions, fault: str) -> None:
     want = wanted_file(serve(**LIVED_WITH[fault]))
     fetch(want, means)
-    assert want.path.read_bytes() == content
+    assert want.path.read_bytes() == CONTENT
     assert leftovers(want) == []
 
 
@@ -122,27 +121,25 @@ GIVEN_UP: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("fault", GIVEN_UP)
 @pytest.mark.timeout(60)
 def test_the_second_source_gives_what_the_first_does_not(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, fault: str
+    serve: Serve, wanted_file: Want, means: TransferOptions, fault: str
 ) -> None:
     bad, good = serve(**GIVEN_UP[fault]), serve()
-    for size in (len(content), None):
+    for size in (len(CONTENT), None):
         want = wanted_file(bad, good, size=size)
         fetch(want, means)
-        assert want.path.read_bytes() == content
+        assert want.path.read_bytes() == CONTENT
         want.path.unlink()
-    assert good.sent >= len(content)
+    assert good.sent >= len(CONTENT)
     with pytest.raises(UnavailableError) as caught:
         fetch(wanted_file(bad), means)
     assert "\n" not in str(caught.value)
     assert leftovers(want) == []
 
 
-def test_a_login_page_hides_no_other_source(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
-) -> None:
+def test_a_login_page_hides_no_other_source(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
     want = wanted_file(serve(content=b"<html>", ranges=False), serve(), size=None)
     fetch(want, means)
-    assert want.path.read_bytes() == content
+    assert want.path.read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("kind", ["mute", "deaf", "refused", "unknown"])
@@ -154,15 +151,14 @@ def test_a_host_that_gives_no_answer_is_named_and_the_next_source_has_it(
     deaf: tuple[str, int],
     wanted_file: Want,
     means: TransferOptions,
-    content: bytes,
 ) -> None:
     urls = {"refused": "http://127.0.0.250:1", "unknown": "http://nobody.invalid", "mute": silent().url}
     url = {**urls, "deaf": f"http://{deaf[0]}:{deaf[1]}"}[kind] + "/file.bin"
     good = serve()
     want = dataclasses.replace(wanted_file(good), urls=(url, good.url))
     fetch(want, means)
-    assert want.path.read_bytes() == content
-    assert good.sent == len(content)
+    assert want.path.read_bytes() == CONTENT
+    assert good.sent == len(CONTENT)
     want.path.unlink()
     with pytest.raises(UnavailableError) as result:
         fetch(dataclasses.replace(want, urls=(url,), size=None), means)
@@ -191,14 +187,14 @@ WRONG: dict[str, tuple[dict[str, Any], ...]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_bytes_of_the_right_size_never_get_the_name(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, case: str
+    serve: Serve, wanted_file: Want, means: TransferOptions, case: str
 ) -> None:
-    servers = [serve(content=flipped(content, at * MIB), **faults) for at, faults in enumerate(WRONG[case], 3)]
+    servers = [serve(content=flipped(CONTENT, at * MIB), **faults) for at, faults in enumerate(WRONG[case], 3)]
     want = wanted_file(*servers)
     with pytest.raises(PromiseError, match="no source has the file with sha256"):
         fetch(want, means)
     assert list(want.path.parent.iterdir()) == []
-    assert all(server.sent < 3 * len(content) for server in servers)
+    assert all(server.sent < 3 * len(CONTENT) for server in servers)
 
 
 @pytest.mark.parametrize("first", [{}, {"ranges": False}, {"gone_after": 3}, {"truncate": 1000}])
@@ -207,31 +203,26 @@ def test_a_file_that_does_not_match_is_fetched_again_from_the_next_source(
     serve: Serve,
     wanted_file: Want,
     means: TransferOptions,
-    content: bytes,
     notes: list[str],
     first: dict[str, Any],
     second: dict[str, Any],
 ) -> None:
-    want = wanted_file(serve(content=flipped(content, 2 * MIB + 7), **first), serve(**second))
+    want = wanted_file(serve(content=flipped(CONTENT, 2 * MIB + 7), **first), serve(**second))
     fetch(want, means)
-    assert want.path.read_bytes() == content
+    assert want.path.read_bytes() == CONTENT
     if not first:
         assert f"the file has a wrong hash: fetching all of it from {host(want, 1)}" in notes
     assert leftovers(want) == []
 
 
-def test_a_wrong_size_is_the_claim_of_one_source(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
-) -> None:
-    want = wanted_file(serve(content=content * 2), serve(), size=None)
+def test_a_wrong_size_is_the_claim_of_one_source(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
+    want = wanted_file(serve(content=CONTENT * 2), serve(), size=None)
     fetch(want, means)
-    assert want.path.read_bytes() == content
+    assert want.path.read_bytes() == CONTENT
 
 
-def test_files_of_no_byte_and_small_files(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
-) -> None:
-    for body in (b"", content[:1000], content[: MIB + 1]):
+def test_files_of_no_byte_and_small_files(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
+    for body in (b"", CONTENT[:1000], CONTENT[: MIB + 1]):
         server = serve(content=body)
         for size, hint in ((len(body), None), (None, len(body)), (None, 10)):
             want = wanted_file(server, sha256=hashlib.sha256(body).hexdigest(), size=size)
@@ -243,8 +234,8 @@ def test_files_of_no_byte_and_small_files(
         assert git.path.read_bytes() == body
         with pytest.raises(PromiseError):
             fetch(dataclasses.replace(git, git_sha1="0" * 40, path=git.path.with_name("other")), means)
-    many = serve(content=content[:1000])
-    fetch(wanted_file(many, sha256=hashlib.sha256(content[:1000]).hexdigest(), size=1000), means)
+    many = serve(content=CONTENT[:1000])
+    fetch(wanted_file(many, sha256=hashlib.sha256(CONTENT[:1000]).hexdigest(), size=1000), means)
     assert len(many.requests) == 1
 
 
@@ -263,7 +254,7 @@ def test_retry_after_is_waited_for_and_told_once(
 
 
 def test_a_source_that_asks_for_days_in_the_middle_is_given_up_and_what_came_is_kept(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
+    serve: Serve, wanted_file: Want, means: TransferOptions
 ) -> None:
     server = serve(status=429, busy=lambda number: number > 3, retry_after=DAY)
     want = wanted_file(server)
@@ -272,9 +263,9 @@ def test_a_source_that_asks_for_days_in_the_middle_is_given_up_and_what_came_is_
     assert not want.path.exists()
     good = serve()
     done = fetch(wanted_file(good), means)
-    assert want.path.read_bytes() == content
+    assert want.path.read_bytes() == CONTENT
     assert done.found > 0
-    assert good.sent == len(content) - done.found
+    assert good.sent == len(CONTENT) - done.found
     assert done.sources == {"an earlier run": done.found, good.netloc: good.sent}
 
 
@@ -292,9 +283,9 @@ def test_a_source_that_drips_is_given_up(
 
 @pytest.mark.timeout(60)
 def test_many_files_of_a_silent_source_cost_two_waits(
-    silent: Callable[[], RawServer], serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
+    silent: Callable[[], RawServer], serve: Serve, wanted_file: Want, means: TransferOptions
 ) -> None:
-    good, mute, body = serve(content=content[:1000]), silent(), content[:1000]
+    good, mute, body = serve(content=CONTENT[:1000]), silent(), CONTENT[:1000]
     first = wanted_file(good, sha256=hashlib.sha256(body).hexdigest(), size=1000)
     many = [
         dataclasses.replace(first, urls=(f"{mute.url}/f", good.url), path=first.path.with_name(f"{number}"))
@@ -343,17 +334,15 @@ def test_a_stop_ends_a_read_that_waits(serve: Serve, wanted_file: Want, means: T
     assert time.monotonic() - began < 3
 
 
-def test_a_batch_is_in_order_and_each_failure_is_told(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
-) -> None:
+def test_a_batch_is_in_order_and_each_failure_is_told(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
     progress: list[tuple[int, int]] = []
     each: list[FetchedFile] = []
     good = wanted_file(serve())
     many = [dataclasses.replace(good, path=good.path.with_name(f"{number}.bin")) for number in range(3)]
     telling = dataclasses.replace(means, progress=lambda *so_far: progress.append(so_far))
     assert [file.path for file in fetch_all(many, telling, each.append)] == [want.path for want in many]
-    assert {file.path.read_bytes() for file in each} == {content}
-    assert progress[-1] == (3 * len(content), 3 * len(content))
+    assert {file.path.read_bytes() for file in each} == {CONTENT}
+    assert progress[-1] == (3 * len(CONTENT), 3 * len(CONTENT))
     missing = dataclasses.replace(wanted_file(serve(status=404)), path=good.path.with_name("gone"))
     wrong = dataclasses.replace(wanted_file(serve(), sha256="0" * 64), path=good.path.with_name("wrong"))
     with pytest.raises(PromiseError, match=r"wrong: no source has the file.*and 1 more file"):

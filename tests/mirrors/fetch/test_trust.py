@@ -20,6 +20,7 @@ from envcheck.mirrors.net.credentials import OriginLogin
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
 from tests.certificates import Certificate
+from tests.mirrors.fetch.conftest import CONTENT
 
 Serve = Callable[..., Any]
 Want = Callable[..., WantedFile]
@@ -50,7 +51,7 @@ def test_a_token_goes_to_its_origin_alone(serve: Serve, wanted_file: Want, means
 
 
 def test_a_closed_profile_asks_no_host_it_does_not_name(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
+    serve: Serve, wanted_file: Want, means: TransferOptions
 ) -> None:
     """Neither where a mirror leads, nor what was asked for by its own URL; a probe finds out who leads there."""
     target = serve()
@@ -66,7 +67,7 @@ def test_a_closed_profile_asks_no_host_it_does_not_name(
     assert target.requests == []
     want = wanted_file(front, own)
     fetch(want, asking)
-    assert want.path.read_bytes() == content
+    assert want.path.read_bytes() == CONTENT
     assert target.requests == []
     for asks in (hub_client(open_), hub_client(closed, probes=True)):
         with asks.get(front.url) as answer:
@@ -74,7 +75,7 @@ def test_a_closed_profile_asks_no_host_it_does_not_name(
 
 
 def test_a_private_ca_is_trusted_when_given_and_plain_http_behind_https_is_not(
-    serve: Serve, certified: Certificate, wanted_file: Want, means: TransferOptions, content: bytes
+    serve: Serve, certified: Certificate, wanted_file: Want, means: TransferOptions
 ) -> None:
     server = serve(tls=certified.context)
     want = wanted_file(server)
@@ -82,21 +83,21 @@ def test_a_private_ca_is_trusted_when_given_and_plain_http_behind_https_is_not(
         fetch(want, means)
     trusting = dataclasses.replace(means, client=Client(ca=certified.ca))
     fetch(want, trusting)
-    assert want.path.read_bytes() == content
+    assert want.path.read_bytes() == CONTENT
     server.faults.redirect = serve().url
     with pytest.raises(NetworkError, match="redirects to http, which is not trusted"):
         trusting.client.get(want.urls[0])
 
 
 def test_the_proxy_of_the_environment_is_asked(
-    serve: Serve, wanted_file: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch, content: bytes
+    serve: Serve, wanted_file: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy gets the whole URL: this one serves the file itself, and the host behind it does not exist."""
     proxy = serve()
     monkeypatch.setenv("http_proxy", f"http://me:{CANARY}@{proxy.netloc}")
     want = dataclasses.replace(wanted_file(proxy), urls=("http://nobody.invalid/file.bin",))
     fetch(want, means)
-    assert want.path.read_bytes() == content
+    assert want.path.read_bytes() == CONTENT
     assert set(proxy.paths) == {"http://nobody.invalid/file.bin"}
     assert all("Proxy-Authorization" in request.headers for request in proxy.requests)
 
