@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import envcheck
 from envcheck.cli.shared import process
 from envcheck.reports import formats, redact
+from tests.tables import beside
 
 HOST = "canaryhost7.canarydomain.example"
 STUB = f"""
@@ -98,29 +99,7 @@ def test_no_output_of_a_run_names_host_user_or_path(site: Path, more: tuple[str,
     assert '"/root"' not in written[0]
 
 
-@pytest.mark.parametrize(
-    ("argv", "status"),
-    [
-        (["run", "--redact", "--python", "canarydir/bin/python"], 2),
-        (["run", "--redact", "--python", "/canarydir/with a canary/python"], 2),
-        (["run", "--redact", "--checks", "/canarydir"], 2),
-        (["run", "--redact", "--checks=canarydir"], 2),
-        (["run", "--redact", "--only", "canarycheck"], 2),
-        (["run", "--redact", "--requirements", "canary.toml"], 2),
-        (["run", "--redact", "--requirements", "./canarydir/../canaries.toml"], 2),
-        (["run", "--redact", "--baseline", "canary bad.json"], 2),
-        (["run", "--redact", "--baseline", "/canarydir/report.json"], 2),
-        (["run", "--redact", "--output", "canarydir/report.json"], 2),
-        (["run", "--redact", "--output", "canaryout/x", "--html", "canaryout/x"], 2),
-        (["run", "--redact-key", "canarykey", "--html", "/canarydir/page.html"], 2),
-        (["run", "--redact", "--image", "canaryregistry.example:5000/canary/torch:1"], 3),
-        (["run", "--redact", "--timeout", "canary"], 2),
-        (["run", "--redact", "canaryargument"], 2),
-        (["--matrix", "canary.yaml", "run", "--redact"], 2),
-        (["report", "redact", "canarydir/report.json"], 2),
-        (["report", "redact", "canary bad.json"], 2),
-    ],
-)
+@pytest.mark.parametrize(("argv", "status"), beside(__file__)["errors"])
 def test_no_error_names_a_path(site: Path, argv: list[str], status: int) -> None:
     done = start(site, *argv)
     assert (done.returncode, singing(done.stdout, done.stderr)) == (status, []), done.stderr

@@ -17,6 +17,7 @@ from envcheck.runner.launcher import Place
 from envcheck.runner.planning import discover, plan
 from envcheck.runner.schema import OutcomeRow, TargetFacts
 from tests.builders import machine
+from tests.tables import beside
 
 MakeReport = Callable[..., RunReport]
 SNAPSHOT = machine("h100x8")
@@ -77,25 +78,7 @@ def test_no_name_is_left(report: MakeReport) -> None:
 
 
 # What a site would not have told, each where it stands in a report; every name has "canary" in it.
-CANARIES: dict[str, Any] = {
-    "env": {
-        "LD_LIBRARY_PATH": "/home/canaryuser/canarydir/lib:/usr/local/canarycorp/lib:/run/media/canaryuser/x:/usr/lib",
-        "MASTER_ADDR": "canary7-n2.canarydomain.example",
-        "NCCL_COMM_ID": "10.66.7.9:29500",
-        "SLURM_JOB_NODELIST": "canary7-n[1-4]",
-        "SLURM_CLUSTER_NAME": "canarycluster",
-        "http_proxy": "http://canarylogin:canarypass@canaryproxy:3128",
-        "HF_HOME": "/mnt/canaryshare/hf",
-        "SSH_CONNECTION": "10.66.1.1 5022 10.66.1.2 22",
-        "KUBERNETES_SERVICE_HOST": "10.66.0.77",
-        "HOSTNAME": "canarypod",
-    },
-    "ib.ports": [{"guid": "0c42:a103:0065:be1a", "gids": ["::ffff:10.66.9.9", "fe80::e42:a103:65:be1a"]}],
-    "kernel.xids": [{"code": 13, "text": "canary7-n1 kernel: NVRM: Xid (PCI:0000:10:00): 13, pid=7, name=canaryjob"}],
-    "host.stuck_processes": [{"pid": 3, "name": "canaryjob"}],
-    "host.machine_id": "ca11a7ca11a7ca11a7ca11a7ca11a7ca",
-    "host.boot_id": "ca11a7ca-1234-4abc-8def-0123456789ab",
-}
+CANARIES: dict[str, Any] = beside(__file__)["canaries"]
 LOG = (
     "[rank 0] connect to 10.66.7.9 failed: canary7-n2.canarydomain.example, fe80::e42:a103:65:be1a%ib0\n"
     'File "/home/canaryuser/canarydir/canaryfile.py", line 3, in c10::cuda of torch.distributed.elastic\n'

@@ -9,45 +9,13 @@ from envcheck.checks import PASS, View
 from envcheck.node import collect
 from envcheck.runner.judging import decide
 from envcheck.runner.planning import discover
+from tests.tables import beside
 
 Node = Callable[..., View]
 FOUND = {module.id: module for module in discover() if module.kind == "node"}
 GARBAGE: list[Any] = ["", "banana", {}, {"a": 1}, [[]], [1], -1, -5.5, math.nan, True, 1e300]
-OF_GPUS = {
-    "throttle": "clock_reasons",
-    "clocks": "clock_sm",
-    "power-limit": "power_limit",
-    "pcie-link": "pcie_width",
-    "pcie-errors": "pcie_replays",
-    "ecc": "ecc_volatile_uncorrected",
-    "row-remap": "remapped_rows",
-    "recovery-action": "recovery_action",
-    "nvlink": "nvlinks",
-    "nvlink-errors": "nvlink_errors",
-    "fabric": "fabric",
-    "mig": "mig_mode",
-    "persistence": "persistence",
-    "gpu-in-use": "memory_used",
-    "host-memory": "memory_total",
-}
-OF_THE_NODE = {
-    "xid": "kernel.xids",
-    "sxid": "kernel.sxids",
-    "stuck-processes": "host.stuck_processes",
-    "nouveau": "host.gpu_modules",
-    "numa": "host.numa_nodes",
-    "open-files": "limits.nofile",
-    "nvml-latency": "nvml.latency",
-    "driver-nvml": "driver.library",
-    "driver-cuda": "driver.version",
-    "clock-sync": "clock.synchronized",
-    "hugepages": "host.hugepages_free",
-    "infiniband": "ib.ports",
-    "acs": "pci.acs",
-    "iommu": "pci.iommu",
-    "container-toolkit": "toolkit.tools",
-    "visible-devices": "env",
-}
+OF_GPUS = beside(__file__)["of_gpus"]
+OF_THE_NODE = beside(__file__)["of_the_node"]
 
 
 def seen(view: View) -> View:

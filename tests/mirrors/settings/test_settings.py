@@ -19,7 +19,7 @@ from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles.load import preset_profile, presets
 from envcheck.mirrors.profiles.model import Conda, Credential, HuggingFace, Index, Profile
 from envcheck.mirrors.settings import FORMATS, RenderOptions, client_file, render, settings_of
-from tests.tables import each
+from tests.tables import beside, each
 
 CANARY = "hunter2-canary"
 WISH = RenderOptions(variant="cu128", distro="debian", suite="bookworm")
@@ -161,23 +161,7 @@ def test_registries_of_several_upstreams() -> None:
     ]
 
 
-SAID = {
-    "pip": [
-        "uv reads none of pip's settings",
-        "never --extra-index-url",
-        "takes it from a netrc",
-        "second.example left out",
-    ],
-    "uv": ["--torch-backend", "uv.lock records", "SSL_CERT_FILE", "[tool.uv.sources]"],
-    "hf": ["netrc does not reach", "xet ignores the endpoint", "when it is imported", "HF_TOKEN is sent to hf.example"],
-    "apt": ["auth.conf.d", "own sources stay"],
-    "conda": ["`-c nvidia` goes to", "pip's settings"],
-    "npm": ["package-lock.json", "replaces every root"],
-    "buildkitd": ["dockerd's own builder", "log the client in to hub.example:5000"],
-    "daemon": ["does not read it", "ghcr.io left out", "certs.d"],
-    "registries": ["docker does not read it"],
-    "env": ["cannot set apt", "cannot set registries", "xet"],
-}
+SAID = beside(__file__)["said"]
 
 
 @each("form", FORMATS)
