@@ -141,17 +141,13 @@ class Launcher(NamedTuple):
         self.folder.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{test.step.replace(' ', '-')}-", dir=self.folder))
         folder.chmod(0o755)
-        began = time.time()
+        began, port = time.time(), _PORTS[zlib.crc32(test.key.encode()) % len(_PORTS)]
+        # By these the ranks of a group find each other; a launcher passes its environment on.
+        meeting_point = {"MASTER_ADDR": test.nodes[0], "MASTER_PORT": str(port)}
         with (folder / _LOG).open("wb") as log:
-            why = _waited(self.command(test, folder), meeting_point(test), log.fileno(), self.timeout, stop)
+            why = _waited(self.command(test, folder), meeting_point, log.fileno(), self.timeout, stop)
         launched = LaunchResult(began, time.time(), why or _last_line(folder / _LOG))
         return result_of(test, read_files([folder]), launched)
-
-
-def meeting_point(test: GroupTest) -> dict[str, str]:
-    """Return the variables by which the ranks of a group find each other; a launcher passes its environment on."""
-    port = _PORTS[zlib.crc32(test.key.encode()) % len(_PORTS)]
-    return {"MASTER_ADDR": test.nodes[0], "MASTER_PORT": str(port)}
 
 
 def checked(template: str) -> str:

@@ -94,19 +94,21 @@ class Fit(NamedTuple):
 
 def fit(facts: Facts, name: str, release: ExtensionRelease, place: CellOnHost, *, third_party: bool) -> Fit:
     """Return the judgement on a release: its best wheel, else its source, else what came closest."""
-    refused = _whole_release(name, release, place)
+    label = f"{name} {release.version}"
+    refused = _whole_release(label, release, place)
     if refused is not None:
         return refused
     fits = [
-        _wheel(facts, name, release, wheel, place, third_party=third_party)
+        _wheel(facts, label, release, wheel, place, third_party=third_party)
         for wheel in release.wheels
         if wheel.arch in ("any", place.arch)
     ]
     best = max(fits, key=_closeness, default=None)
     if best is not None and best.word == OK:
-        return _compiles_later(facts, name, best, place) if release.jit else best
-    built = _from_source(facts, name, release, place, best)
-    return built or best or Fit(release, NOT_KNOWN, f"{name} has no wheel on record")
+        return _compiles_later(facts, label, best, place) if release.jit else best
+    return (
+        _from_source(facts, label, release, place) or best or Fit(release, NOT_KNOWN, f"{name} has no wheel on record")
+    )
 
 
 def _closeness(each: Fit) -> tuple[int, ...]:
@@ -115,10 +117,9 @@ def _closeness(each: Fit) -> tuple[int, ...]:
     return (ORDER.index(each.word), -each.rank, channel, -len(each.weak))
 
 
-def _whole_release(name: str, release: ExtensionRelease, place: CellOnHost) -> Fit | None:
+def _whole_release(label: str, release: ExtensionRelease, place: CellOnHost) -> Fit | None:
     """Refuse what no wheel of the release can change: the Python, the host and the pin of torch, in this order."""
     python = place.cell.python
-    label = f"{name} {release.version}"
     # The newest patch release of that Python: it meets "!=3.14.1".
     if release.requires_python and not meets(f"{python.removesuffix('t')}.99", release.requires_python):
         return Fit(release, NO_PYTHON, f"{label} requires Python {release.requires_python}")
@@ -129,7 +130,7 @@ def _whole_release(name: str, release: ExtensionRelease, place: CellOnHost) -> F
             return Fit(release, NO_PYTHON, f"{label} has wheels for {', '.join(dict.fromkeys(tags))}")
         if not mine:
             return Fit(release, NO_HOST, f"{label} has no wheel for {place.arch}")
-        hosts = [_host(name, release, wheel, place) for wheel in mine]
+        hosts = [_host(label, release, wheel, place) for wheel in mine]
         if all(hosts):
             return max((refused for refused in hosts if refused is not None), key=_closeness)
     torch = release.requires.get("torch", "")
@@ -139,19 +140,18 @@ def _whole_release(name: str, release: ExtensionRelease, place: CellOnHost) -> F
 
 
 def _wheel(
-    facts: Facts, name: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost, *, third_party: bool
+    facts: Facts, label: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost, *, third_party: bool
 ) -> Fit:
-    refused = _host(name, release, wheel, place) or _bound(facts, name, release, wheel, place)
+    refused = _host(label, release, wheel, place) or _bound(facts, label, release, wheel, place)
     if refused is not None:
         return refused
     if wheel.channel == "third-party" and not third_party:
-        return Fit(release, THIRD_PARTY, f"only another author's wheel of {name} {release.version} fits", wheel)
+        return Fit(release, THIRD_PARTY, f"only another author's wheel of {label} fits", wheel)
     tag = best_tag(wheel.tags, place.cell.python) or ""
-    return Fit(release, OK, _binds(wheel), wheel, tag, _weak(name, release, wheel), _file(wheel, tag, place))
+    return Fit(release, OK, _binds(wheel), wheel, tag, _weak(label, release, wheel), _file(wheel, tag, place))
 
 
-def _host(name: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost) -> Fit | None:
-    label = f"{name} {release.version}"
+def _host(label: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost) -> Fit | None:
     if best_tag(wheel.tags, place.cell.python) is None:
         return Fit(release, NO_PYTHON, f"{label} has wheels for {', '.join(wheel.tags)}", wheel)
     if wheel.glibc and place.glibc and key(wheel.glibc) > key(place.glibc):
@@ -159,8 +159,7 @@ def _host(name: str, release: ExtensionRelease, wheel: ExtensionWheel, place: Ce
     return None
 
 
-def _bound(facts: Facts, name: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost) -> Fit | None:
-    label = f"{name} {release.version}"
+def _bound(facts: Facts, label: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost) -> Fit | None:
     torch = _torch(label, release, wheel, place)
     if torch is not None and torch.word == TORCH_ABI:
         return torch
@@ -225,13 +224,12 @@ def _code(facts: Facts, label: str, release: ExtensionRelease, wheel: ExtensionW
     return None
 
 
-def _from_source(facts: Facts, name: str, release: ExtensionRelease, place: CellOnHost, best: Fit | None) -> Fit | None:
+def _from_source(facts: Facts, label: str, release: ExtensionRelease, place: CellOnHost) -> Fit | None:
     source = release.built_from
-    if source is None or (best is not None and best.word == OK):
+    if source is None:
         return None
-    label = f"{name} {release.version}"
     if release.jit:
-        return _compiles_later(facts, name, Fit(release, OK, "", weak=() if release.verified else (label,)), place)
+        return _compiles_later(facts, label, Fit(release, OK, "", weak=() if release.verified else (label,)), place)
     if place.cuda is None and not source.cpu:
         return Fit(release, CUDA_MAJOR, f"{label} is built with nvcc, and {place.cell.variant} has no CUDA")
     if source.torch and not meets(place.cell.torch, source.torch):
@@ -258,9 +256,9 @@ def _built_code(
     return None
 
 
-def _compiles_later(facts: Facts, name: str, each: Fit, place: CellOnHost) -> Fit:
+def _compiles_later(facts: Facts, label: str, each: Fit, place: CellOnHost) -> Fit:
     """Return the judgement on a release that installs, but is compiled by nvcc when it is first used."""
-    release, label = each.release, f"{name} {each.release.version}"
+    release = each.release
     if place.cuda is None:
         return Fit(
             release, CUDA_MAJOR, f"{label} compiles with nvcc at first use, and {place.cell.variant} has no CUDA"
@@ -293,8 +291,7 @@ def _binds(wheel: ExtensionWheel) -> str:
     return f"{torch}, {cuda}"
 
 
-def _weak(name: str, release: ExtensionRelease, wheel: ExtensionWheel) -> tuple[str, ...]:
-    label = f"{name} {release.version}"
+def _weak(label: str, release: ExtensionRelease, wheel: ExtensionWheel) -> tuple[str, ...]:
     parts = {
         f"the release {label}": release.verified,
         f"the wheel of {label}": wheel.verified,
