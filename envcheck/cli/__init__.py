@@ -225,7 +225,6 @@ def _say(line: str, status: int) -> int:
 
 
 def _message_and_code(error: click.ClickException | EnvcheckError | OSError) -> tuple[str, int]:
-    """Return the line a user reads, and the exit code."""
     if isinstance(error, EnvcheckError):
         return str(error), error.exit_code
     if isinstance(error, OSError):

@@ -29,12 +29,11 @@ _WRITTEN: Final = {"html": "page", "junit": "JUnit"}
 
 
 class Destinations(NamedTuple):
-    """Where a run's report goes, in which other formats, and what takes names out of it and of each printed line."""
+    """Where a run's report goes, in which other formats, and what takes names out of it."""
 
     report: Path | None
     formats: dict[str, Path]
     redacted: Callable[[RunReport], RunReport]
-    redacted_line: Callable[[str], str]
 
 
 def written(files: Destinations) -> list[str]:
@@ -44,19 +43,19 @@ def written(files: Destinations) -> list[str]:
     return [first, *(f"{_WRITTEN[name]}: {path}" for name, path in files.formats.items() if name in _WRITTEN)]
 
 
-def write(report: RunReport, formats: dict[str, Path]) -> None:
-    """Write each format whole or not at all; one that appends goes to the end of its file."""
+def unwritten(report: RunReport, formats: dict[str, Path]) -> tuple[OSError | None, str]:
+    """Write each format whole or not at all, one that appends at its file's end; return why not, and its option."""
     for name, path in formats.items():
-        written_as = named(name)
-        text = written_as.render(report)
-        if not written_as.appends:
-            safe_files.replace(path, text.encode())
-            continue
+        made = named(name)
         try:
-            with path.open("a", encoding="utf-8") as stream:
-                stream.write(text)
+            if made.appends:
+                with path.open("a", encoding="utf-8") as stream:
+                    stream.write(made.render(report))
+            else:
+                safe_files.replace(path, made.render(report).encode())
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from error
+            return OSError(error.errno, error.strerror, error.filename or str(path)), OPTIONS[name]
+    return None, ""
 
 
 def apart(**paths: Path | None) -> None:
@@ -70,10 +69,8 @@ def apart(**paths: Path | None) -> None:
         if other != option:
             first, second = (name if name.isupper() else f"--{name}" for name in (other, option))
             # Without names the path of `report redact` would be a pseudonym; the argument is in the command line.
-            refuse(
-                f"{first} and {second} are {'the same file' if other.isupper() else f'both {path}'}",
-                "give each a file of its own",
-            )
+            what = "the same file" if other.isupper() else f"both {path}"
+            refuse(f"{first} and {second} are {what}", "give each a file of its own")
 
 
 def destination(

@@ -89,7 +89,6 @@ def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profi
 
 
 def _chosen(mirror: str) -> str | None:
-    """Return the mirror and where it was chosen, if the command line does not name it."""
     if mirror == "user":
         name = model.read_choice()
         return f"{name}: `envcheck mirror use` chose it" if name else "none chosen: each client uses its own default"

@@ -114,7 +114,6 @@ def _constants(module: CheckModule) -> list[Limit]:
 
 
 def _table(modules: Sequence[CheckModule]) -> Iterator[str]:
-    """Yield the lines of all checks by level, at 80 columns."""
     widest = max(len(module.id) for module in modules)
     for level in LEVELS:
         checks = [module for module in modules if module.check.level == level]
@@ -134,7 +133,6 @@ def _table(modules: Sequence[CheckModule]) -> Iterator[str]:
 
 
 def _described(module: CheckModule) -> Iterator[str]:
-    """Yield the lines that say all about one check."""
     check, runs = module.check, runs_on(module)
     again = "; a value that falls short is measured again" if check.performance else ""
     cpu = "" if check.cpu_seconds is None else f" ({check.cpu_seconds:g} s on a CPU)"
@@ -160,7 +158,6 @@ def _described(module: CheckModule) -> Iterator[str]:
 
 
 def _bound(row: dict[str, Any], identity: str) -> tuple[str, str]:
-    """Return what a row of limits.json demands, and its source."""
     verbs = {"fail": "fail" if limits.verified(row) else "warn", "warn": "warn"}
     # Where a limit that no second source confirms only warns, the stricter one alone decides.
     effective = {verb: row[word] for word, verb in verbs.items() if word in row}

@@ -90,10 +90,7 @@ class FetchOptions:
         if not is_url and self.sha256 is not None:
             refuse(f"--sha256 is for a URL: the files of {names[0]} have their own hashes", "leave --sha256 out")
         if self.mirror == AUTO and names[0] not in {"CELL", "--lock"}:
-            refuse(
-                f"--mirror auto is for wheels, and does not apply to {names[0]}",
-                "pass --mirror NAME, or leave --mirror out",
-            )
+            refuse(f"--mirror auto is for wheels, and does not apply to {names[0]}", "pass --mirror NAME, or none")
         if text is not None:
             one_cell = self.mirror == AUTO
             return self._file(text) if is_url else locked_cells(settings, text, one=one_cell)
@@ -103,10 +100,8 @@ class FetchOptions:
 
     def _file(self, url: str) -> WantedFile:
         if has_userinfo(url):
-            refuse(
-                f"{redacted(url)} contains a user or password",
-                "move it to a netrc file, and name that in a mirror profile",
-            )
+            fix = "move it to a netrc file, and name that in a mirror profile"
+            refuse(f"{redacted(url)} contains a user or password", fix)
         name = unquote(urlsplit(url).path.rpartition("/")[2]) if is_web_url(url) else ""
         if name in {"", ".", ".."} or "/" in name or not name.isprintable() or len(name.encode()) > NAME_MAX:
             refuse(f"{redacted(url)!r} is not the URL of a file", "write https://HOST/PATH/FILE")

@@ -185,7 +185,6 @@ def group(options: FleetGroupOptions, settings: Settings) -> int:
 def _measured(
     run: Run, member: Membership, name: str, options: FleetGroupOptions, own: Path | None
 ) -> KeyboardInterrupt | None:
-    """Meet the other nodes and measure; return the interrupt that ended it."""
     run.begin()
     try:
         with met(run, member, name, max(options.nproc, member.processes), options.wait) as formed:
@@ -321,6 +320,5 @@ def render(options: FleetRenderOptions, settings: Settings) -> None:
 
 
 def _this_program() -> str:
-    """Return the path of the envcheck that runs."""
     named = Path(sys.argv[0])
     return str(named.absolute()) if named.name == "envcheck" else shutil.which("envcheck") or "/usr/local/bin/envcheck"

@@ -117,7 +117,6 @@ def _drain(node: str, verdict: NodeVerdict) -> str:
 
 
 def _verdict(options: GateOptions, node: Boot) -> tuple[NodeVerdict, str]:
-    """Return the verdict that answers, and where it is from."""
     subject, target = _subject(options)
     question = GateQuestion(subject, options.level, options.require_gpu, options.max_age)
     path = gate.path_of(node.node, subject)

@@ -1,9 +1,7 @@
 """`envcheck matrix`: show the facts, lint them, and read a wheel's."""
 
-from __future__ import annotations
-
 import datetime as dt
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,17 +13,15 @@ from envcheck.binaries.elf import BinaryError
 from envcheck.binaries.wheel_members import read_members
 from envcheck.cli import Settings
 from envcheck.cli.options import ARCHS, Argument, Option, command_with
-from envcheck.cli.shared.process import print_table
+from envcheck.cli.shared.process import print_json, print_table
 from envcheck.counting import counted
-from envcheck.errors import ConfigError, NothingLegalError, UnavailableError
+from envcheck.errors import ConfigError, NothingLegalError, UnavailableError, refuse
 from envcheck.matrix.extensions.opened_wheel import OpenedWheel, extensions_file, without_foreign
 from envcheck.matrix.facts.lookup import all_gpus
-from envcheck.matrix.facts.model import Matrix, key
+from envcheck.matrix.facts.model import GpuModel, Matrix, key
 from envcheck.matrix.file.lint import lint
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.query import Query, matching, normalized
-
-Rows = Sequence[tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +47,27 @@ def show(options: MatrixShowOptions, settings: Settings) -> None:
     """
     matrix = load(settings.matrix)
     if options.only_gpus:
-        _print(all_gpus(matrix), ("GPU", "cc", "host", "centre", "drivers from"), _gpus, options)
+        gpus = all_gpus(matrix)
+        _print(gpus, ("GPU", "cc", "host", "centre", "drivers from"), map(_gpu, gpus), options)
     elif options.only_drivers:
+        native = {minor.cuda: minor.native_driver for minor in matrix.cuda.minors}
+        table = [
+            (
+                f"R{row.branch}",
+                row.cuda,
+                native.get(row.cuda, ""),
+                row.kind or "",
+                row.end_of_life or "",
+                ", ".join(row.drops),
+            )
+            for row in matrix.drivers
+        ]
         columns = ("branch", "CUDA", "first driver", "kind", "until", "drops")
-        _print({"drivers": matrix.drivers, "cuda": matrix.cuda}, columns, lambda _: _drivers(matrix), options)
+        _print({"drivers": matrix.drivers, "cuda": matrix.cuda}, columns, table, options)
     else:
         matching_rows = rows(matrix, options)
         if options.as_json or matching_rows:
-            _print(matching_rows, ("torch", "variant", "Python", "GPU code"), _releases, options)
+            _print(matching_rows, ("torch", "variant", "Python", "GPU code"), map(_release, matching_rows), options)
         if not matching_rows:
             given = {"torch": options.torch, "variant": options.variant, "python": options.python}
             words = " ".join(f"--{name} {value}" for name, value in given.items() if value)
@@ -98,21 +107,22 @@ def rows(matrix: Matrix, options: MatrixShowOptions) -> list[dict[str, Any]]:
     return sorted(table, key=lambda row: (key(row["torch"]), key(row["cuda"] or "0")), reverse=True)
 
 
-def _print(value: Any, columns: Sequence[str], table: Callable[[Any], Rows], options: MatrixShowOptions) -> None:
+def _print(value: Any, columns: Sequence[str], table: Iterable[Sequence[str]], options: MatrixShowOptions) -> None:
     if options.as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
+        print_json(value)
     else:
-        print_table(columns, table(value))
+        print_table(columns, table)
 
 
-def _releases(table: Sequence[dict[str, Any]]) -> Rows:
-    shown = []
-    for row in table:
-        code = ["unknown"] if row["sass"] is None else [*row["sass"], *(f"{ptx}+PTX" for ptx in row["ptx"])]
-        name = f"{row['variant']}{' *' if row['pypi'] else ''}"
-        weak = [] if row["verified"] else ["(weak)"]
-        shown.append((row["torch"], name, _span(row["python"]), " ".join([*code, *weak])))
-    return shown
+def _release(row: dict[str, Any]) -> tuple[str, ...]:
+    code = ["unknown"] if row["sass"] is None else [*row["sass"], *(f"{ptx}+PTX" for ptx in row["ptx"])]
+    weak = [] if row["verified"] else ["(weak)"]
+    return (
+        row["torch"],
+        f"{row['variant']}{' *' if row['pypi'] else ''}",
+        _span(row["python"]),
+        " ".join([*code, *weak]),
+    )
 
 
 def _span(pythons: list[str]) -> str:
@@ -121,33 +131,10 @@ def _span(pythons: list[str]) -> str:
     return " ".join([" - ".join(ends), *(python for python in pythons if python.endswith("t"))])
 
 
-def _gpus(gpus: Sequence[Any]) -> Rows:
-    return [
-        (
-            gpu.name,
-            gpu.cc,
-            gpu.host_arch,
-            "yes" if gpu.datacenter else "no",
-            (gpu.min_driver or "unknown")
-            + (" (weak)" if gpu.min_driver and not (gpu.verified and gpu.driver_verified) else ""),
-        )
-        for gpu in gpus
-    ]
-
-
-def _drivers(matrix: Matrix) -> Rows:
-    native = {minor.cuda: minor.native_driver for minor in matrix.cuda.minors}
-    return [
-        (
-            f"R{row.branch}",
-            row.cuda,
-            native.get(row.cuda, ""),
-            row.kind or "",
-            row.end_of_life or "",
-            ", ".join(row.drops),
-        )
-        for row in matrix.drivers
-    ]
+def _gpu(gpu: GpuModel) -> tuple[str, ...]:
+    weak = " (weak)" if gpu.min_driver and not (gpu.verified and gpu.driver_verified) else ""
+    driver = f"{gpu.min_driver or 'unknown'}{weak}"
+    return gpu.name, gpu.cc, gpu.host_arch, "yes" if gpu.datacenter else "no", driver
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +157,7 @@ def check(options: MatrixCheckOptions, settings: Settings) -> int:
     sound = [counted(len(matrix.torch), "torch release"), counted(len(matrix.gpus), "GPU")]
     sound.append(f"{len(matrix.drivers)} driver branches")
     if options.as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode([row._asdict() for row in findings])).decode())
+        print_json([row._asdict() for row in findings])
     else:
         for where, problem in findings:
             click.echo(f"{where}: {problem}")
@@ -199,7 +186,7 @@ def wheel(options: MatrixWheelOptions, _settings: Settings) -> None:
     \b
     envcheck matrix wheel torchcodec-0.13.0-cp312-cp312-manylinux_2_28_x86_64.whl
     """
-    opened = _opened(Path(options.wheel), options)
+    opened = _opened(options)
     facts = extensions_file(opened, dt.datetime.now(dt.timezone.utc).date())
     unread = opened.contents.unread
     if options.as_json:
@@ -212,7 +199,7 @@ def wheel(options: MatrixWheelOptions, _settings: Settings) -> None:
             "libraries": [library._asdict() for library in opened.contents.libraries],
             "unread": unread,
         }
-        click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+        print_json(document)
     else:
         click.echo(msgspec.yaml.encode(facts), nl=False)
     if unread:
@@ -221,27 +208,26 @@ def wheel(options: MatrixWheelOptions, _settings: Settings) -> None:
         raise UnavailableError(message, fix="the row leaves out what they need; download the wheel again")
 
 
-def _opened(path: Path, options: MatrixWheelOptions) -> OpenedWheel:
+def _opened(options: MatrixWheelOptions) -> OpenedWheel:
     from envcheck.images.wheels import sha256  # needs uv, which images lack; `matrix show` works there
     from envcheck.mirrors.index import parse_file_name
 
+    path, name = Path(options.wheel), Path(options.wheel).name
     try:
         if not path.is_file():
-            raise _wrong(options.wheel, "no such file", "give a wheel's file; `envcheck fetch URL` downloads one")
-        project, version, tags = parse_file_name(path.name)
+            refuse(f"{path}: no such file", "give a wheel's file; `envcheck fetch URL` downloads one")
+        project, version, tags = parse_file_name(name)
         if not tags:
-            raise _wrong(path.name, "not a wheel", "give a .whl file; an sdist has no libraries yet")
+            refuse(f"{name}: not a wheel", "give a .whl file; an sdist has no libraries yet")
         size, digest = path.stat().st_size, sha256(path)
-        contents = without_foreign(read_members(path), path.name, tags)
+        contents = without_foreign(read_members(path), name, tags)
     except BinaryError as error:
-        raise _wrong(path.name, str(error), "download it again, from its origin") from error
+        what = f"{name}: {error}"
+        raise ConfigError(what, fix="download it again, from its origin") from error
     except ValueError as error:
-        fix = "give it the name that it was published with: NAME-VERSION-PYTHON-ABI-PLATFORM.whl"
-        raise _wrong(ascii(path.name)[1:-1][:200], "not the name of a wheel", fix) from error
+        what = f"{ascii(name)[1:-1][:200]}: not the name of a wheel"
+        raise ConfigError(what, fix="rename it as it was published: NAME-VERSION-PYTHON-ABI-PLATFORM.whl") from error
     except OSError as error:
-        raise _wrong(path.name, str(error.strerror or error), "give a readable file") from error
-    return OpenedWheel(path.name, size, digest, options.channel, None, project, version, tags, contents)
-
-
-def _wrong(name: str, problem: str, fix: str) -> ConfigError:
-    return ConfigError(f"{name}: {problem}", fix=fix)
+        what = f"{name}: {error.strerror or error}"
+        raise ConfigError(what, fix="give a readable file") from error
+    return OpenedWheel(name, size, digest, options.channel, None, project, version, tags, contents)

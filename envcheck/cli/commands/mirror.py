@@ -14,7 +14,7 @@ import msgspec
 from envcheck import safe_files
 from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_FILE, Argument, Option, command_with
-from envcheck.cli.shared.process import say
+from envcheck.cli.shared.process import print_json, say
 from envcheck.data import state_path
 from envcheck.errors import refuse
 from envcheck.mirrors import doctor
@@ -43,13 +43,10 @@ def list_(options: MirrorListOptions, _settings: Settings) -> None:
     chosen = model.read_choice()
     if options.as_json:
         rows = [{"name": name, **msgspec.to_builtins(preset)} for name, preset in presets().items()]
-        document: dict[str, Any] = {"schema": "envcheck/mirrors/1", "chosen": chosen, "mirrors": rows}
-        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+        print_json({"schema": "envcheck/mirrors/1", "chosen": chosen, "mirrors": rows})
         return
-    for name, text in _BUILT_IN.items():
-        click.echo(f"{name:<11} {text}")
-    click.echo()
-    click.echo(f"{'name':<11} {'seen':<11} {'for':<46} region")
+    built_in = [f"{name:<11} {text}" for name, text in _BUILT_IN.items()]
+    click.echo("\n".join([*built_in, "", f"{'name':<11} {'seen':<11} {'for':<46} region"]))
     for name, preset in presets().items():
         kinds = ", ".join(dict.fromkeys(entry.kind for entry in preset.entries))
         click.echo(f"{name:<11} {_first_seen(preset):<11} {kinds:<46} {preset.region}")
@@ -106,7 +103,6 @@ class MirrorShowOptions:
     variant: Annotated[str | None, Option("Value of {variant} in PyTorch's indexes.", metavar="cuNNN|cpu")] = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what is no variant."""
         if self.variant is not None and not re.fullmatch(r"cpu|cu[0-9]{2,3}|xpu|rocm[0-9.]+", self.variant):
             refuse(f"{self.variant!r} is not a variant", "write cu128, cpu, …")
 
@@ -136,9 +132,8 @@ def show_(options: MirrorShowOptions, settings: Settings) -> None:
         client_settings = settings_of(profile, "env", _for_this_shell(render_with, profile))
     else:
         client_settings = render(profile, options.format_name, render_with)
-    several = len(client_settings.files) > 1
     for path, text in client_settings.files.items():
-        click.echo(f"{f'# ==> {path} <=={chr(10)}' if several else ''}{text}", nl=False)
+        click.echo(f"# ==> {path} <==\n{text}" if len(client_settings.files) > 1 else text, nl=False)
     for text in [] if settings.quiet else client_settings.notes:
         click.echo(f"note: {text}", err=True)
 
@@ -194,15 +189,13 @@ def _rows(value: Any) -> list[str]:
 
 def _section(title: str, items: list[str]) -> None:
     if items:
-        click.echo(f"\n{title}")
-    for item in dict.fromkeys(items):
-        click.echo(_wrapped(item, "  - ", "    "))
+        click.echo("\n".join([f"\n{title}", *(_wrapped(item, "  - ") for item in dict.fromkeys(items))]))
 
 
-def _wrapped(text: str, first: str, following: str) -> str:
-    wrap = textwrap.TextWrapper(80, initial_indent=first, subsequent_indent=following, break_on_hyphens=False)
-    wrap.break_long_words = False
-    return wrap.fill(text)
+def _wrapped(text: str, first: str) -> str:
+    return textwrap.fill(
+        text, 80, initial_indent=first, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +229,7 @@ def doctor_(options: MirrorDoctorOptions, settings: Settings) -> int:
         examined = [{"name": text.name, "kind": text.kind} for text in texts]
         report = {"schema": "envcheck/mirror-doctor/1", "looked_at": examined, "findings": findings}
         report["unreadable"] = [error.message for error in unreadable]
-        click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        print_json(report)
     else:
         _print_findings(findings, quiet=settings.quiet)
         levels = [(sum(finding.level == level for finding in findings), level) for level in _COLOURS]
@@ -257,4 +250,4 @@ def _print_findings(findings: list[doctor.DoctorFinding], *, quiet: bool) -> Non
         styled = click.style(finding.level, fg=_COLOURS[finding.level], bold=True)
         click.echo(f"{place}: {finding.level if os.environ.get('NO_COLOR') else styled} {finding.id}")
         for text in () if quiet else (finding.what, f"fix: {finding.fix}"):
-            click.echo(_wrapped(text, "    ", "    "))
+            click.echo(_wrapped(text, "    "))

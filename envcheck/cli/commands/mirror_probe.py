@@ -1,17 +1,15 @@
 """`envcheck mirror probe`: which mirror has the needed files, whether they are right, and how fast it serves them."""
 
-from __future__ import annotations
-
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
 import click
-import msgspec
 
 from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_FILE, Argument, FiniteRange, Option, command_with, complete_cells
+from envcheck.cli.shared.process import print_json
 from envcheck.cli.sources import locked_cells, locked_packages
 from envcheck.counting import counted
 from envcheck.errors import refuse
@@ -73,8 +71,7 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
         for target in targets
     }
     if options.as_json:
-        document = {"schema": "envcheck/ranking/2", "parts": ranked}
-        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+        print_json({"schema": "envcheck/ranking/2", "parts": ranked})
     else:
         for part, of_part in ranked.items():
             _print_ranking(part, of_part, quiet=settings.quiet)
@@ -84,7 +81,6 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
 
 
 def _print_ranking(part: str, ranked: list[RankedMirror], *, quiet: bool) -> None:
-    """Print the ranked mirrors of a source, 80 columns wide, each with its criteria."""
     needs = max((one.measured.needs for one in ranked), default=0)
     click.echo(f"{part}, {counted(needs, 'file')} needed")
     for place, one in enumerate(ranked, 1):

@@ -109,7 +109,6 @@ def site_from_options(settings: Settings, root: Path, profile: Profile, options:
 
 
 def _site_without_links(root: Path, profile: Profile, options: MirrorSiteRenderOptions) -> Site:
-    """Return the site of the options and this machine, without the links of its indexes."""
     port, tls, inside = options.port, options.tls, options.port + _INSIDE
     size, free = discover.cache_sizes(root, options.cache_size, options.min_free)
     owner = root.stat() if root.exists() else None

@@ -1,15 +1,12 @@
 """`envcheck run`."""
 
 import os
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import click
 from msgspec import structs
-from rich.console import Console
 
 from envcheck import __version__
 from envcheck.checks import LEVELS
@@ -17,8 +14,7 @@ from envcheck.cli import Settings, report_output
 from envcheck.cli.options import EXISTING_DIRECTORY, FILE, Duration, FiniteRange, Option, command_with, complete_checks
 from envcheck.cli.report_output import Destinations, Output, OutputType
 from envcheck.cli.shared import process
-from envcheck.cli.shared.process import console as new_console
-from envcheck.cli.shared.process import status_of
+from envcheck.cli.shared.process import last_line, say
 from envcheck.counting import counted
 from envcheck.errors import UnavailableError, refuse
 from envcheck.fleet.gate import keep_run
@@ -27,9 +23,7 @@ from envcheck.node.collect import collect
 from envcheck.reports import terminal
 from envcheck.reports.compare import compare, lines
 from envcheck.reports.model import RunReport, encode, load, report_of, run_of
-from envcheck.reports.model import load as load_report
-from envcheck.reports.redact import redact
-from envcheck.reports.terminal import LiveReport
+from envcheck.reports.redact import learn, redact
 from envcheck.runner.container import ContainerTarget, shown_gpus
 from envcheck.runner.execute import Run, validate
 from envcheck.runner.launcher import Place, complaints, place
@@ -102,6 +96,11 @@ class RunOptions:
     ] = ""
     dry_run: Annotated[bool, Option("Print what would be run, and for how long.")] = False
 
+    @property
+    def nameless(self) -> bool:
+        """Return whether no names are written."""
+        return self.redact or bool(self.redact_key)
+
 
 @command_with(RunOptions, "junit", short_help="Validate an environment: this one, another Python's, or an image's.")
 def command(options: RunOptions, settings: Settings) -> int:
@@ -126,17 +125,17 @@ def command(options: RunOptions, settings: Settings) -> int:
     """
     launched = leave_to_the_first(quiet=settings.quiet)
     run = Run(_planned(options, settings.matrix))
-    # Beside --json, what people read goes where a pipe does not.
-    quiet, to_stderr = settings.quiet, options.as_json
-    console = new_console(width=terminal.width(), highlight=False, stderr=to_stderr, quiet=to_stderr and quiet)
     places = _destinations(options, launched)
     # Read before anything is measured, or this report is written over it.
-    earlier = load_report(options.baseline) if options.baseline else None
-    if earlier and (options.redact or options.redact_key):
-        process.learn(earlier)
+    earlier = load(options.baseline) if options.baseline else None
+    if earlier and options.nameless:
+        learn(earlier, process.names())
     going_on = _resume(run, places.report or report_output.DEFAULT) if options.resume else None
     facts = run.asked.target.facts
-    facts = structs.replace(facts, name=places.redacted_line(facts.name), chosen=places.redacted_line(facts.chosen))
+    facts = structs.replace(facts, name=last_line(facts.name), chosen=last_line(facts.chosen))
+    # Beside --json, what people read goes where a pipe does not.
+    quiet, to_stderr = settings.quiet, options.as_json
+    console = process.console(width=terminal.width(), highlight=False, stderr=to_stderr, quiet=to_stderr and quiet)
     if options.dry_run:
         terminal.show_plan(run.asked.plan, facts, console, run.asked.demands)
     elif not quiet:
@@ -145,34 +144,29 @@ def command(options: RunOptions, settings: Settings) -> int:
         click.echo(going_on, err=to_stderr)
     if options.dry_run:
         return 0
-    code = _run_and_report(run, places, console, earlier, as_json=to_stderr, quiet=quiet)
-    _keep_for_the_gate(run, options, places)
-    return code
-
-
-def _keep_for_the_gate(run: Run, options: RunOptions, places: Destinations) -> None:
-    """Keep the verdict for `envcheck fleet gate`, unless checks were left out or names are not to be written."""
+    code = _run_and_report(run, places, earlier, options, quiet=quiet)
+    # The verdict is kept for `envcheck fleet gate`, unless checks were left out or names are not to be written.
     partly = options.only or options.skip or options.budget is not None or options.timeout is not None
-    if not (partly or options.redact or options.redact_key):
+    if not (partly or options.nameless):
         keep_run(report_of(run), places.report, options.python if options.image else None)
+    return code
 
 
 def leave_to_the_first(*, quiet: bool) -> Place:
     """Return this process's place in its launcher's group; end it where another one of this node does the run."""
     launched = place(os.environ)
     for complaint in complaints(os.environ):
-        text = f"warning: {complaint}; it is not used: correct or unset it"
-        click.echo(f"envcheck: {process.last_line(text)}", err=True)
+        say(f"warning: {complaint}; it is not used: correct or unset it")
     why = report_output.left_to_the_first(launched, os.environ)
     if why is not None:
         if not quiet:
-            click.echo(f"envcheck: {why}", err=True)
+            say(why)
         click.get_current_context().exit(0)
     return launched
 
 
 def _destinations(options: RunOptions, launched: Place) -> Destinations:
-    node = report_output.node_of(launched, nameless=options.redact or bool(options.redact_key))
+    node = report_output.node_of(launched, nameless=options.nameless)
     report = report_output.destination(options.output, report_output.DEFAULT, node, dry=options.dry_run)
     asked = {"html": options.html, "junit": options.junit, "markdown": options.summary}
     formats: dict[str, Path] = {}
@@ -189,18 +183,15 @@ def _destinations(options: RunOptions, launched: Place) -> Destinations:
         junit=formats.get("junit"),
         summary=formats.get("markdown"),
     )
-    return Destinations(report, formats, *_redactions(options))
+    names = process.names(options.redact_key) if options.nameless else None
+    return Destinations(report, formats, lambda full: redact(full, options.redact_key, names) if names else full)
 
 
 def _planned(options: RunOptions, matrix: Path | None) -> RunPlan:
-    """Return the plan of a run, and refuse what cannot be one; nothing is measured yet."""
-    _exclusive(redact=options.redact or options.redact_key, resume=options.resume)
+    _exclusive(redact=options.nameless, resume=options.resume)
     _exclusive(budget=options.budget, repeat=options.repeat > 1, duration=options.duration)
     if options.image is None and options.shm_size is not None:
-        refuse(
-            "--shm-size needs --image: it is the size of /dev/shm in a container",
-            "give --image, or leave --shm-size out",
-        )
+        refuse("--shm-size needs --image: it is the size of /dev/shm in a container", "give --image, or leave it out")
     facts = load_matrix(matrix) if matrix else None
     requirements = read(options.requirements, facts) if options.requirements else Requirements()
     checks = select(discover(options.checks), options.level, options.only, options.skip)
@@ -250,83 +241,46 @@ def _target(options: RunOptions) -> Target:
     return LocalPython(answering(choose_python(Path(options.python) if options.python else None)))
 
 
-def _redactions(options: RunOptions) -> tuple[Callable[[RunReport], RunReport], Callable[[str], str]]:
-    """Return what is done to a report, and to a line, before it leaves this process for a file or the terminal."""
-    if not options.redact and not options.redact_key:
-        return (lambda report: report), (lambda line: line)
-    names = process.names(options.redact_key)
-    return (lambda report: redact(report, options.redact_key, names)), process.without_names(sys.argv[1:])
-
-
-def _held_against(
-    earlier: RunReport, report: RunReport, printable: Callable[[str], str], *, as_json: bool, quiet: bool
-) -> int:
-    """Print what changed since the baseline; return 1 where anything got worse, 3 where nothing could be compared."""
-    comparison = compare(earlier, report)
-    printed = [printable(line) for line in lines(comparison)]
-    click.echo("\n".join(printed[-1:] if quiet else ["", "Since the baseline", *printed]), err=as_json)
-    return 1 if comparison.regressions else report.verdict.exit_code or comparison.exit_code
-
-
 def _run_and_report(
-    run: Run, files: Destinations, console: Console, earlier: RunReport | None, *, as_json: bool, quiet: bool
+    run: Run, files: Destinations, before: RunReport | None, options: RunOptions, *, quiet: bool
 ) -> int:
-    """Measure and judge, write the report, print it, and return the exit code."""
-    keeper, interrupted = _measured(run, files)
-    report = report_of(run)
-    kept = files.redacted(report)
-    # Nothing is printed of how it ended before all of it is written.
-    failed, option = (keeper.failed, "--output") if keeper.failed else _unwritten(kept, files)
-    if failed is not None:
-        _say_unwritten(failed, option, files)
-        kept = _not_passed(kept)
-    _print(kept, files, console, as_json=as_json, quiet=quiet, written=failed is None)
-    if interrupted is not None:
-        if files.report is not None and not quiet:
-            click.echo("envcheck: interrupted; run the same command with --resume to continue", err=True)
-        return status_of(interrupted)
-    if failed is not None or earlier is None:
-        return kept.verdict.exit_code
-    return _held_against(earlier, report, files.redacted_line, as_json=as_json, quiet=quiet)
-
-
-def _measured(run: Run, files: Destinations) -> tuple[LiveReport, KeyboardInterrupt | None]:
-    """Run the checks; return what kept the report meanwhile, and the Ctrl-C or SIGTERM that ended it."""
+    interrupted = None
     with terminal.Progress(run.asked.plan) as progress:
-        keeper = LiveReport(run, files.report, progress, files.redacted)
+        keeper = terminal.LiveReport(run, files.report, progress, files.redacted)
         try:
             validate(run, collect, keeper)
         except KeyboardInterrupt as how:
-            return keeper, how
-    return keeper, None
-
-
-def _print(
-    report: RunReport, files: Destinations, console: Console, *, as_json: bool, quiet: bool, written: bool
-) -> None:
-    if as_json:
-        click.echo(encode(report), nl=False)
+            interrupted = how
+    report = report_of(run)
+    kept = files.redacted(report)
+    # Nothing is printed of how it ended before all of it is written.
+    failed, option = (keeper.failed, "--output") if keeper.failed else report_output.unwritten(kept, files.formats)
+    if failed is not None:
+        why = explained((failed.strerror or str(failed)).replace("No space left", "no space left"))
+        say(f"{failed.filename or option}: {why}; free space, or give {option} another file")
+        kept = _not_passed(kept)
+    if options.as_json:
+        click.echo(encode(kept), nl=False)
     elif quiet:
-        click.echo(report.verdict.sentence)
+        click.echo(kept.verdict.sentence)
     else:
-        lines = report_output.written(files) if written else []
-        terminal.show(report, console, [files.redacted_line(line) for line in lines])
+        lines = report_output.written(files) if failed is None else []
+        terminal.show(kept, process.console(width=terminal.width(), highlight=False), [*map(last_line, lines)])
+    if interrupted is not None:
+        if files.report is not None and not quiet:
+            say("interrupted; run the same command with --resume to continue")
+        return process.status_of(interrupted)
+    if failed is not None or before is None:
+        return kept.verdict.exit_code
+    return _held_against(before, report, err=options.as_json, quiet=quiet)
 
 
-def _unwritten(report: RunReport, files: Destinations) -> tuple[OSError | None, str]:
-    """Write the report in its other formats; return why one of them could not be written, and its option."""
-    for name, path in files.formats.items():
-        try:
-            report_output.write(report, {name: path})
-        except OSError as error:  # noqa: PERF203 (files are few)
-            return error, report_output.OPTIONS[name]
-    return None, ""
-
-
-def _say_unwritten(error: OSError, option: str, files: Destinations) -> None:
-    why = explained((error.strerror or str(error)).replace("No space left", "no space left"))
-    fix = f"give {option} another file" if option.startswith("--") else "send it elsewhere"
-    click.echo(files.redacted_line(f"envcheck: {error.filename or option}: {why}; free space, or {fix}"), err=True)
+def _held_against(earlier: RunReport, report: RunReport, *, err: bool, quiet: bool) -> int:
+    """Print what changed since the baseline; return 1 where anything got worse, 3 where nothing could be compared."""
+    comparison = compare(earlier, report)
+    printed = [*map(last_line, lines(comparison))]
+    click.echo("\n".join(printed[-1:] if quiet else ["", "Since the baseline", *printed]), err=err)
+    return 1 if comparison.regressions else report.verdict.exit_code or comparison.exit_code
 
 
 def _not_passed(report: RunReport) -> RunReport:

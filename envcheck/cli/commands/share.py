@@ -275,7 +275,6 @@ def pull(options: PullOptions, settings: Settings) -> int:
 
 
 def _pulled(pinned: str, chosen: ChosenImage, wanted: str) -> dict[str, str]:
-    """Return the engine that has the image now, and the local name."""
     try:
         engine = engines.find(wanted)
         if engine == "venv":
@@ -478,12 +477,10 @@ def _why(refused: Rejection | None) -> dict[str, str | None]:
 
 
 def _short(name: str) -> str:
-    """Return the start of a digest, as a line shows it; another name is whole."""
     return name[:19] if name.startswith("sha256:") else name
 
 
 def _ran_on(proof: JudgedProof) -> str:
-    """Return where and how well a proof's run went, in a few words."""
     if proof.statement is None:
         return "is not trusted"
     facts, covers = proof.statement.facts, proof.statement.facts.covers

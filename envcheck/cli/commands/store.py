@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import click
-import msgspec
 
 from envcheck.cli import Settings
 from envcheck.cli.options import (
@@ -20,7 +19,8 @@ from envcheck.cli.options import (
     command_with,
     complete_cells,
 )
-from envcheck.cli.sources import disk_errors, format_bytes, open_store, transfer_options
+from envcheck.cli.shared.process import print_json
+from envcheck.cli.sources import disk_errors, format_bytes, locked_packages, open_store, transfer_options
 from envcheck.counting import counted
 from envcheck.data import data_path
 from envcheck.errors import PromiseError, UnavailableError, refuse
@@ -67,10 +67,8 @@ def _this_store(*, existing: bool = False) -> Store:
     """Return the store that `envcheck store --store` names. Raise ConfigError if it must exist and does not."""
     store: Store = click.get_current_context().meta["envcheck.store"]
     if existing and not store.begun:
-        refuse(
-            f"{store.root}: {'not a store' if store.root.exists() else 'there is no store'}",
-            "pass the right store with --store DIR; the first `store release` creates one",
-        )
+        what = f"{store.root}: {'not a store' if store.root.exists() else 'there is no store'}"
+        refuse(what, "pass the right store with --store DIR; the first `store release` creates one")
     return store
 
 
@@ -84,7 +82,6 @@ class StoreReleaseOptions:
     rollback: Annotated[bool, Option("Serve the version before the one that is served now.")] = False
 
     def __post_init__(self) -> None:
-        """Raise ConfigError unless something is to be released, or the version before is to be served."""
         named = bool(self.cells or self.models)
         if self.rollback and (named or self.replace):
             refuse("--rollback serves a version that exists", "leave the cells, --model-lock and --replace out")
@@ -113,11 +110,10 @@ def release(options: StoreReleaseOptions, settings: Settings) -> None:
 def _release(store: Store, contents: Contents, *, keep: int, merge: bool = True) -> None:
     version = releases.release(store, contents, keep=keep, merge=merge)
     already = "is served already and has all of these files: no version was created"
-    click.echo(f"version {version.number} " + (f"is served: {store.root / 'current'}" if version.new else already))
+    click.echo(f"version {version.number} {f'is served: {store.root}/current' if version.new else already}")
 
 
 def _fetched(settings: Settings, store: Store, options: StoreReleaseOptions) -> Contents:
-    """Fetch cells and models into the store, damaged files anew, and return their contents."""
     matrix, profile, contents = load(settings.matrix), load_profile(options.mirror), Contents()
     specs = [load_spec(matrix, cell, "runtime") for name in options.cells for cell in select(matrix, [name])]
     for spec in specs:
@@ -145,9 +141,7 @@ def _fetched(settings: Settings, store: Store, options: StoreReleaseOptions) -> 
 
 def _fetch_model(store: Store, lock: Revision, profile: Profile, options_for: Callable[[str], TransferOptions]) -> None:
     ref = Reference(lock.kind, lock.repo, lock.revision)
-    for file in lock.files:
-        if store.has(str(file.sha256)):
-            continue
+    for file in (file for file in lock.files if not store.has(str(file.sha256))):
         if not profile.hf.endpoints:
             message = f"{lock.repo}: {file.path} is not in the store, and the mirror profile has no hf.endpoint"
             raise UnavailableError(message, fix="give --mirror a profile that names one")
@@ -164,13 +158,15 @@ class StoreVersionsOptions:
 def versions(options: StoreVersionsOptions, _settings: Settings) -> int:
     """List the released versions. Exit 1: the manifest of one cannot be read."""
     rows = releases.list_versions(_this_store(existing=True))
+    lines = [
+        f"version {row.number:<4} {'current' if row.current else '':<8} "
+        + (row.problem or f"{counted(row.wheels, 'wheel')}, {counted(row.models, 'model')}, {format_bytes(row.bytes)}")
+        for row in rows
+    ]
     if options.as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode({"schema": "envcheck/versions/1", "versions": rows})))
-    for row in [] if options.as_json else rows:
-        content = f"{counted(row.wheels, 'wheel')}, {counted(row.models, 'model')}, {format_bytes(row.bytes)}"
-        click.echo(f"version {row.number:<4} {'current' if row.current else '':<8} {row.problem or content}")
-    if not rows and not options.as_json:
-        click.echo("nothing is released")
+        print_json({"schema": "envcheck/versions/1", "versions": rows})
+    else:
+        click.echo("\n".join(lines or ["nothing is released"]))
     return 1 if any(row.problem for row in rows) else 0
 
 
@@ -216,10 +212,7 @@ def export(options: StoreExportOptions, _settings: Settings) -> None:
     with store.held(), disk_errors(to):
         served = releases.current(store)
         if served is None:
-            refuse(
-                "nothing to export: the store has no released version",
-                "release one first: `envcheck store release CELL`",
-            )
+            refuse("nothing to export: the store has no released version", "begin with `envcheck store release CELL`")
         contents = releases.read_manifest(store, served).contents
         digest = bundle.export(store, contents, to, options.key)
     click.echo(f"{to / bundle.TAR}: {format_bytes((to / bundle.TAR).stat().st_size)}")
@@ -236,12 +229,9 @@ class StoreImportOptions:
     keep: Annotated[int, _KEEP] = 5
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what is no digest."""
         if self.sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
-            refuse(
-                f"--sha256 {self.sha256!r} is not a sha256 of 64 hexadecimal digits",
-                "give the digest that `envcheck store export` printed",
-            )
+            what = f"--sha256 {self.sha256!r} is not a sha256 of 64 hexadecimal digits"
+            refuse(what, "give the digest that `envcheck store export` printed")
 
 
 @command_with(StoreImportOptions, name="import", epilog="Example: envcheck store import /media/usb --sha256 0f3e...")
@@ -265,15 +255,10 @@ def import_(options: StoreImportOptions, settings: Settings) -> None:
 
 def _compare_with_locks(contents: Contents) -> None:
     """Raise PromiseError if a published cell's lock pins a wheel, for the cell's Python, with other hashes."""
-    pinned: dict[tuple[str, str, str], list[LockedPackage]] = {}
-    for folder in sorted(path for path in data_path("images").iterdir() if path.is_dir()):
-        minor = re.search(r"-py3([0-9]+)$", folder.name)
-        for lock in read_locks(folder) if minor else []:
-            for pin in lock.pins:
-                need = LockedPackage(
-                    pin.name, tuple(pin.sha256), lock.index, pin.version, f"3.{minor[1]}" if minor else None
-                )
-                pinned.setdefault((lock.index, pin.name, pin.version), []).append(need)
+    pinned: dict[tuple[str, str, str | None], list[LockedPackage]] = {}
+    for folder in sorted(data_path("images").glob("*-py3*")):
+        for need in locked_packages(read_locks(folder), f"3.{folder.name.rpartition('-py3')[2]}"):
+            pinned.setdefault((need.index, need.project, need.version), []).append(need)
     for wheel in contents.wheels:
         needs = [need for need in pinned.get((wheel.index, wheel.project, wheel.version), []) if fits(need, wheel.name)]
         if needs and not any(wheel.sha256 in need.sha256 for need in needs):

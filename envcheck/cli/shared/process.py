@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
     from rich.console import Console
 
-    from envcheck.reports.model import RunReport
     from envcheck.reports.redact import Pseudonyms
 
 # What is quoted of a file may be all of it.
@@ -123,7 +122,7 @@ def last_line(text: str) -> str:
     """Return the line as it is printed: what a server or file calls itself cannot steer the terminal."""
     text = "".join(sign if sign.isprintable() or sign in "\n\t" else "?" for sign in text)
     if _names:
-        text = without_names(sys.argv[1:])(text)
+        text = _without_names(text)
     return text if len(text) <= LONGEST_LINE else f"{text[:_LINE_HEAD]}…{text[_LINE_HEAD + 1 - LONGEST_LINE :]}"
 
 
@@ -152,20 +151,13 @@ def forget_names() -> None:
     _names.clear()
 
 
-def learn(report: RunReport) -> None:
-    """Have the names of an earlier report replaced in what is printed."""
-    from envcheck.reports import redact
-
-    redact.learn(report, names())
-
-
-def without_names(arguments: Sequence[str]) -> Callable[[str], str]:
-    """Return what replaces names in a line: the machine's, and those that arguments and variables are made of."""
+def _without_names(text: str) -> str:
+    """Return a line with pseudonyms for names: the machine's, and those of arguments and variables."""
     from envcheck.reports.redact import line
 
-    values = [word.partition("=")[2] if word.startswith("--") else word for word in arguments]
+    values = [word.partition("=")[2] if word.startswith("--") else word for word in sys.argv[1:]]
     typed = words([*values, *(value for name, value in os.environ.items() if name.startswith("ENVCHECK_"))])
-    return lambda text: line(text, names(), typed)
+    return line(text, names(), typed)
 
 
 def words(values: Iterable[str]) -> set[str]:
