@@ -100,24 +100,18 @@ def _load(path: Path) -> ModuleType:
 
 def checked_module(module: ModuleType, kind: Kind, source: str) -> CheckModule:
     """Return a module as a check. Raise ConfigError for one that is none."""
-    path = Path(module.__file__ or "")
-    check = getattr(module, "CHECK", None)
+    path, check, doc = Path(module.__file__ or ""), getattr(module, "CHECK", None), (module.__doc__ or "").strip()
     if not isinstance(check, Check):
-        raise _wrong(path, "has no CHECK", "add CHECK = Check(promise=…, level=…)")
+        refuse(f"check {path} has no CHECK", "add CHECK = Check(promise=…, level=…)")
     if check.level not in LEVELS:
-        raise _wrong(path, f"has the level {check.level!r}", f"use one of {', '.join(LEVELS)}")
+        refuse(f"check {path} has the level {check.level!r}", f"use one of {', '.join(LEVELS)}")
     for name in ("judge", "measure") if kind == "env" else ("judge",):
         if not callable(getattr(module, name, None)):
-            raise _wrong(path, f"has no {name}", f"add `def {name}(…)`, see envcheck/checks/__init__.py")
-    doc = (module.__doc__ or "").strip()
+            refuse(f"check {path} has no {name}", f"add `def {name}(…)`, see envcheck/checks/__init__.py")
     if not (doc or sys.flags.optimize > 1) or not check.promise.strip():  # PYTHONOPTIMIZE=2 drops docstrings
         fix = "write a docstring (what goes wrong in practice) and a promise"
-        raise _wrong(path, "has no docstring or no promise", fix)
+        refuse(f"check {path} has no docstring or no promise", fix)
     return CheckModule(_id(path.stem), kind, check, module.judge, doc, source, path)
-
-
-def _wrong(path: Path, problem: str, fix: str) -> ConfigError:
-    return ConfigError(f"check {path} {problem}", fix=fix)
 
 
 def select(

@@ -6,12 +6,10 @@ of the check that measures it, and one that did not run, was skipped or broke is
 
 import dataclasses
 import functools
-import importlib
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, cast
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -108,22 +106,16 @@ def read(source: str, matrix: Matrix | None = None) -> Requirements:
         refuse(f"no requirements at {source}", f"give a TOML file, or one of {names}")
     try:
         text = safe_files.read_whole(path, most=_MOST).decode()
-        requirements = msgspec.convert(_toml(text), Requirements)
+        requirements = msgspec.toml.decode(text, type=Requirements)
+    except ImportError:
+        refuse("this image's Python 3.10 reads no TOML", "run `envcheck run --image` with --requirements on the host")
     except OSError as error:
         refuse(f"cannot read {path}: {error.strerror}", "give a TOML file that you may read")
-    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError, msgspec.DecodeError) as error:
         refuse(f"{path} is not UTF-8 text" if isinstance(error, UnicodeError) else f"{path}: {error}", _ALL_SETTINGS)
     for problem, fix in _problems(requirements, matrix or load()):
         refuse(f"{path}{problem}", fix)
     return requirements
-
-
-def _toml(text: str) -> dict[str, Any]:
-    try:
-        reader = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    except ModuleNotFoundError:
-        refuse("this image's Python 3.10 reads no TOML", "run `envcheck run --image` with --requirements on the host")
-    return cast("dict[str, Any]", reader.loads(text))
 
 
 def _problems(requirements: Requirements, matrix: Matrix) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,6 @@ import re
 import resource
 import shutil
 import signal
-import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from envcheck.checks import FAIL
+from envcheck.checks.support import progress_file
 from envcheck.errors import refuse
 from envcheck.runner.local_python import Handle, Target
 from envcheck.runner.planning import STARTING, CheckModule
@@ -205,16 +205,8 @@ def _read(path: Path, position: int) -> tuple[list[Event], int]:
 
     Processes of an image can put anything in its place: a link, a FIFO, a line without an end.
     """
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return [], position
-    with os.fdopen(handle, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(0, "it is no regular file")
-        stream.seek(position)
-        text = stream.read(_LINE)
-    if len(text) == _LINE and b"\n" not in text:
+    text = progress_file.content(path, _LINE, position) or b""
+    if len(text) > _LINE and b"\n" not in text:
         raise OSError(0, f"a line has over {_LINE} bytes")
     complete_lines = text[: text.rfind(b"\n") + 1]
     return [event for line in complete_lines.splitlines() if (event := _event(line))], position + len(complete_lines)

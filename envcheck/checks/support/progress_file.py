@@ -67,8 +67,8 @@ def followed(group: Any, directory: Path, rank: int) -> Iterator[None]:
     write(directory, rank, LEFT)
 
 
-def content(path: Path, limit: int) -> bytes | None:
-    """Return at most `limit` + 1 bytes of a regular file; None for what is absent, a link, or no file.
+def content(path: Path, limit: int, start: int = 0) -> bytes | None:
+    """Return at most `limit` + 1 bytes of a regular file, from `start` on; None for what is absent, a link, or no file.
 
     Raises OSError where there is a file that cannot be read.
     """
@@ -79,4 +79,5 @@ def content(path: Path, limit: int) -> bytes | None:
     with os.fdopen(handle, "rb") as stream:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(0, "it is no regular file")
+        stream.seek(start)
         return stream.read(limit + 1)

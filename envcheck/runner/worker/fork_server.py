@@ -211,12 +211,6 @@ class _Nursery:
         return dict(done["ranks"][0])
 
 
-def rank_main(argv: list[str]) -> None:
-    """Be one rank in a fresh interpreter, where a fork was not safe; never returns."""
-    job, rank, directory = json.loads(argv[0])
-    rank_group.be_rank(rank_group.Job(**job), rank, Path(directory))
-
-
 def guard(argv: list[str]) -> int:
     """Run the plan in the directory named by the one argument; return 0 when the nursery came to its end."""
     directory = Path(argv[0])

@@ -113,7 +113,9 @@ def error(
         text = f"{blamed['why']}; rank {error['rank']} waited for it: {error['text']}"
         error = {**error, "rank": blamed["rank"], "text": text}
     elif error is None and running:
-        error = _hang(running, blamed, after, manner)
+        ranks, why = ", ".join(str(seen.rank) for seen in running), f": it {blamed['why']}" if blamed else ""
+        text = f"{HUNG} {after} (ranks {ranks}){why}; ended by {manner}"
+        error = {"rank": blamed["rank"] if blamed else running[0].rank, "text": text, "hung": True}
     if error is None:
         missing = next((rank for rank, left in results.items() if "measured" not in left), None)
         return None if missing is None else {"rank": missing, "text": "gave no result"}
@@ -145,13 +147,6 @@ def _killed(end: End) -> dict[str, Any]:
         return {"rank": end.rank, "text": f"died of {name}: NCCL's watchdog ended it ({timeout})", "hung": True}
     uncaught = _UNCAUGHT.search(end.log)
     return {"rank": end.rank, "text": f"died of {name}{': ' + uncaught[1][:_SAID_LIMIT] if uncaught else ''}"}
-
-
-def _hang(running: Sequence[ObservedRank], blamed: dict[str, Any] | None, after: str, manner: str) -> dict[str, Any]:
-    ranks = ", ".join(str(seen.rank) for seen in running)
-    why = f": it {blamed['why']}" if blamed else ""
-    text = f"{HUNG} {after} (ranks {ranks}){why}; ended by {manner}"
-    return {"rank": blamed["rank"] if blamed else running[0].rank, "text": text, "hung": True}
 
 
 @dataclasses.dataclass(frozen=True)

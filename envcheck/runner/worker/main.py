@@ -27,5 +27,5 @@ def _use_staging() -> None:
 if __name__ == "__main__":
     _use_staging()
     if sys.argv[1] == "--rank":
-        importlib.import_module("envcheck.runner.worker.fork_server").rank_main(sys.argv[2:])
+        importlib.import_module("envcheck.runner.worker.rank_group").spawned_rank(sys.argv[2])
     sys.exit(importlib.import_module("envcheck.runner.worker.fork_server").guard(sys.argv[1:]))

@@ -44,21 +44,21 @@ def adopt_orphans() -> None:
 
 def children(pid: int) -> list[int]:
     """Return the direct children of `pid`, zombies included."""
-    pids = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # The command's name is in parentheses and may hold anything, parentheses too.
-            if int(stat.read_text(errors="replace").rpartition(")")[2].split()[1]) == pid:
-                pids.append(int(stat.parent.name))
-    return pids
+    pids = [int(process.name) for process in Path("/proc").glob("[0-9]*")]
+    return [child for child in pids if int(_stat(child)[1]) == pid]
 
 
 def state(pid: int) -> str:
     """Return the kernel's letter for what `pid` is doing ("D": uninterruptible), or "?"."""
+    return _stat(pid)[0]
+
+
+def _stat(pid: int) -> list[str]:
+    # The command's name is in parentheses and may hold anything, parentheses too.
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
-        return "?"
+        return ["?", "0"]
 
 
 def has_children() -> bool:

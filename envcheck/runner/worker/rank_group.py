@@ -142,15 +142,22 @@ def run_group(
 
 
 def _not_started(job: Job, members: list[_Member], error: OSError) -> dict[str, Any]:
+    # Those that were started before it are ended.
     if members:
         _stop(members, members[0].pid)
     process_tree.end_descendants(_GRACE)
     for member in members:
         os.close(member.pipe)
     text, ranks = process_limits.explained(f"could not be started: {error.strerror or error}"), len(job.ranks)
-    lost: dict[str, Any] = {"error": {"rank": job.first + len(members), "text": text}, "seconds": 0.0, "body": 0.0}
-    none = {"ranks": [None] * ranks, "logs": [""] * ranks, "survivors": [], "progress": [["", -1, 0]] * ranks}
-    return {**lost, **none}
+    return {
+        "ranks": [None] * ranks,
+        "error": {"rank": job.first + len(members), "text": text},
+        "seconds": 0.0,
+        "body": 0.0,
+        "logs": [""] * ranks,
+        "survivors": [],
+        "progress": [["", -1, 0]] * ranks,
+    }
 
 
 def _function(source: str) -> Any:
@@ -217,12 +224,9 @@ def _child(job: Job, rank: int, port: int, directory: Path, output: int) -> None
 def _free_port() -> int:
     address = loopback()
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        try:
+        with contextlib.suppress(OSError):  # no loopback is up: a rank that needs one says so
             probe.bind((address, 0))
-        except OSError:
-            return 0  # no loopback is up: a rank that needs one says so
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
 
 
 def _watch(members: list[_Member], directory: Path, deadline: float, cancelled: Callable[[], bool]) -> list[_Member]:
@@ -303,6 +307,12 @@ def chosen_threads(environ: Mapping[str, str]) -> int:
     """Return the number of OMP_NUM_THREADS, of "4,2" (nested levels) the first; 0 for what OpenMP does not take."""
     first = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(first) if first.isascii() and first.isdecimal() and len(first) < _DIGITS else 0
+
+
+def spawned_rank(spec: str) -> None:
+    """Be one rank in a fresh interpreter, where a fork was not safe; never returns."""
+    job, rank, directory = json.loads(spec)
+    be_rank(Job(**job), rank, Path(directory))
 
 
 def be_rank(job: Job, rank: int, directory: Path) -> None:
