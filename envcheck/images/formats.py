@@ -144,8 +144,8 @@ def _target(spec: ImageSpec) -> dict[str, Any]:
     }
 
 
-def compose(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
-    """Return the compose file of one image."""
+def _of_one(template: str, specs: Sequence[ImageSpec], options: FormatOptions) -> str:
+    """Return the file of one image."""
     (spec,) = specs
     context = {
         "cell": str(spec.cell),
@@ -156,7 +156,12 @@ def compose(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
         "ports": ports(spec),
         "shm": SHM,
     }
-    return rendered("formats/compose.yaml.j2", context)
+    return rendered(f"formats/{template}", context)
+
+
+def compose(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
+    """Return the compose file of one image."""
+    return _of_one("compose.yaml.j2", specs, options)
 
 
 _SASS: Final = re.compile(r"sm_([0-9]+)([0-9])[a-z]?")
@@ -191,24 +196,7 @@ def lowest_capability(arch_list: str) -> str | None:
 
 def devcontainer(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
     """Return the JSON of one image, for .devcontainer/devcontainer.json."""
-    (spec,) = specs
-    document: dict[str, Any] = {
-        "name": title(spec),
-        "image": image(spec, options.repository),
-        "runArgs": [f"--shm-size={SHM}"],
-        "customizations": {
-            "vscode": {
-                "extensions": ["ms-python.python"],
-                "settings": {"python.defaultInterpreterPath": "/opt/venv/bin/python"},
-            }
-        },
-    }
-    if spec.cuda:
-        # The tools add `--gpus all` themselves, and say which machine lacks one.
-        document["hostRequirements"] = {"gpu": True}
-    if ports(spec):
-        document["forwardPorts"] = ports(spec)
-    return json.dumps(document, indent=2) + "\n"
+    return _of_one("devcontainer.json.j2", specs, options)
 
 
 # A matrix of more jobs fails its whole workflow (docs.github.com, "Usage limits": 256 jobs a workflow run).

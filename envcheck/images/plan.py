@@ -72,68 +72,62 @@ class BuildPlan(msgspec.Struct, frozen=True, kw_only=True):
     platform: str
     base: str
     key: str | None
-    name: str
-    tag: str
-    aliases: list[str]
+    name: str = ""
+    tag: str = ""
+    aliases: list[str] = []
     context: str
     network: Network
-    contexts: dict[str, str]
-    secrets: dict[str, str]
-    build_args: dict[str, str]
-    labels: dict[str, str]
+    contexts: dict[str, str] = {}
+    secrets: dict[str, str] = {}
+    build_args: dict[str, str] = {}
+    labels: dict[str, str] = {}
     argv: list[str] = []
     skipped: bool = False
 
 
-class Options(NamedTuple):
-    """How to build. `frontend` is the client's build command; `epoch` becomes the image's date.
+class BuildInputs(NamedTuple):
+    """How and of what to build. `frontend` is the client's build command.
 
-    `tag` is the one name the image gets in the repository; None stands for the full tag and its aliases.
+    `origin` is the commit and date of the image. `key` is None while the base does not exist; `labels` override those
+    of the Dockerfile. `wheels` is the directory with the wheels of a build without a network. `tag` is the one name
+    that the image gets in the repository; None stands for the full tag and its aliases.
     """
 
     engine: Literal["docker", "podman"]
     frontend: Sequence[str]
     repository: str
     network: Network
-    epoch: int
-    revision: str
-    tag: str | None = None
-
-
-class BuildInputs(NamedTuple):
-    """The inputs of a build. `key` is None while the base does not exist; `labels` override those of the Dockerfile.
-
-    `wheels` is the directory with the wheels of a build without a network.
-    """
-
+    origin: tuple[str, int]
     base: str
     key: str | None
     context: Path
     secrets: Mapping[str, Path]
     labels: Mapping[str, str] = MappingProxyType({})
     wheels: Path | None = None
+    tag: str | None = None
 
 
-def make(spec: ImageSpec, options: Options, inputs: BuildInputs) -> BuildPlan:
+def make(spec: ImageSpec, inputs: BuildInputs) -> BuildPlan:
     """Return the plan of one build."""
+    revision, epoch = inputs.origin
     plan = BuildPlan(
-        engine=options.engine,
+        engine=inputs.engine,
         cell=str(spec.cell),
         target=spec.target,
         platform=PLATFORMS[spec.arch],
         base=inputs.base,
         key=inputs.key,
         name=f"{BUILDS}:{(inputs.key or 'key-not-known-yet')[:32]}",
-        tag=f"{options.repository}:{options.tag}" if options.tag else tags.full(options.repository, spec),
-        aliases=[] if options.tag else tags.aliases(options.repository, spec),
+        tag=f"{inputs.repository}:{inputs.tag}" if inputs.tag else tags.full(inputs.repository, spec),
+        aliases=[] if inputs.tag else tags.aliases(inputs.repository, spec),
         context=str(inputs.context),
-        network=options.network,
+        network=inputs.network,
         contexts={"wheels": str(inputs.wheels)} if inputs.wheels else {},
         secrets={name: str(path) for name, path in sorted(inputs.secrets.items())},
-        build_args={"BASE": inputs.base, "REVISION": options.revision, "SOURCE_DATE_EPOCH": str(options.epoch)},
+        build_args={"BASE": inputs.base, "REVISION": revision, "SOURCE_DATE_EPOCH": str(epoch)},
         labels={PACKAGES_LABEL: spec.packages, **({KEY_LABEL: inputs.key} if inputs.key else {}), **inputs.labels},
     )
-    return msgspec.structs.replace(plan, argv=[*options.frontend, *_options(plan), plan.context])
+    return msgspec.structs.replace(plan, argv=[*inputs.frontend, *_options(plan), plan.context])
 
 
 def _options(plan: BuildPlan) -> list[str]:

@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from envcheck import __version__
 from envcheck.errors import ConfigError
-from envcheck.images.lockfile import Lock
+from envcheck.images.lockfile import Lock, Pin
 from envcheck.images.spec import LABEL_PREFIX, ImageSpec
 from envcheck.matrix.facts.model import PYTORCH
 
@@ -112,42 +112,31 @@ def _key(path: Path, metadata: email.message.Message) -> PackageKey:
 _NVIDIA_PREFIX: Final = "nvidia-"
 # Any name of ours: the document's identity is then the same wherever it is written.
 _NAMESPACE: Final = uuid.UUID("6c1f2f0e-5f43-5f1b-9f0c-2b8f4f0f7b10")
+# CycloneDX has no word for a licence that nobody stated; this is SPDX's.
+NOT_STATED: Final = "NOASSERTION"
 INCOMPLETE: Final = "From the locks: Python packages with their hashes. The distribution's packages are not locked."
 
 
-class Component(NamedTuple):
-    """One locked package. `environment` is /opt/venv, or /opt/envcheck for what envcheck itself needs in an image."""
-
-    ref: str
-    name: str
-    version: str
-    sha256: tuple[str, ...]
-    purl: str
-    licence: Licence | None
-    supplier: str | None
-    environment: str
-
-
-def components(spec: ImageSpec, tool: Lock | None, licences: Mapping[PackageKey, Licence]) -> list[Component]:
+def components(spec: ImageSpec, tool: Lock | None, licences: Mapping[PackageKey, Licence]) -> list[dict[str, Any]]:
     """Return what a target's locks and envcheck's own environment hold, in the order of the layers."""
-    return [*_of("/opt/venv", spec.locks, licences), *_of("/opt/envcheck", [tool] if tool else [], licences)]
+    parts = [("/opt/venv", lock) for lock in spec.locks] + ([("/opt/envcheck", tool)] if tool else [])
+    return [_component(place, lock.index, pin, licences) for place, lock in parts for pin in lock.pins]
 
 
-def _of(environment: str, locks: Iterable[Lock], licences: Mapping[PackageKey, Licence]) -> list[Component]:
-    return [
-        Component(
-            ref=f"{environment.rpartition('/')[2]}-{pin.name}-{pin.version}",
-            name=pin.name,
-            version=pin.version,
-            sha256=tuple(sorted(pin.sha256)),
-            purl=purl(pin.name, pin.version, lock.index),
-            licence=licences.get(PackageKey(pin.name, str(Version(pin.version)))),
-            supplier="NVIDIA Corporation" if pin.name.startswith(_NVIDIA_PREFIX) else None,
-            environment=environment,
-        )
-        for lock in locks
-        for pin in lock.pins
-    ]
+def _component(place: str, index: str, pin: Pin, licences: Mapping[PackageKey, Licence]) -> dict[str, Any]:
+    expression, name = licences.get(PackageKey(pin.name, str(Version(pin.version))), Licence(name=NOT_STATED))
+    nvidias = pin.name.startswith(_NVIDIA_PREFIX)
+    return {
+        "type": "library",
+        "bom-ref": f"{place.rpartition('/')[2]}-{pin.name}-{pin.version}",
+        "name": pin.name,
+        "version": pin.version,
+        "purl": purl(pin.name, pin.version, index),
+        "hashes": [{"alg": "SHA-256", "content": digest} for digest in sorted(pin.sha256)],
+        "properties": [{"name": f"{LABEL_PREFIX}environment", "value": place}],
+        "licenses": [{"expression": expression} if expression else {"license": {"name": name}}],
+        **({"supplier": {"name": "NVIDIA Corporation"}} if nvidias else {}),
+    }
 
 
 def purl(name: str, version: str, index: str) -> str:
@@ -158,20 +147,14 @@ def purl(name: str, version: str, index: str) -> str:
     return f"{identity}?repository_url={PYTORCH}/whl/{index.removeprefix('pytorch/')}"
 
 
-def identity(spec: ImageSpec, listed: Iterable[Component]) -> uuid.UUID:
-    """Return what identifies a document of these components: the same for the same content."""
-    content = "\n".join(f"{one.ref} {' '.join(one.sha256)} {one.licence}" for one in listed)
-    return uuid.uuid5(_NAMESPACE, f"{spec.tag}\n{content}")
-
-
-def cyclonedx(spec: ImageSpec, listed: Sequence[Component], created: dt.datetime) -> str:
+def cyclonedx(spec: ImageSpec, listed: Sequence[dict[str, Any]], created: dt.datetime) -> str:
     """Return the document; what the locks do not cover is said to be incomplete."""
     promises = [{"name": f"{LABEL_PREFIX}{name}", "value": value} for name, value in sorted(spec.promises.items())]
     document = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
-        "serialNumber": f"urn:uuid:{identity(spec, listed)}",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(_NAMESPACE, spec.tag + json.dumps(listed))}",
         "version": 1,
         "metadata": {
             "timestamp": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -185,29 +168,7 @@ def cyclonedx(spec: ImageSpec, listed: Sequence[Component], created: dt.datetime
             },
             "properties": promises,
         },
-        "components": [_component(one) for one in listed],
+        "components": listed,
         "compositions": [{"aggregate": "incomplete", "assemblies": ["image"]}],
     }
     return json.dumps(document, indent=1) + "\n"
-
-
-def _component(one: Component) -> dict[str, Any]:
-    written: dict[str, Any] = {
-        "type": "library",
-        "bom-ref": one.ref,
-        "name": one.name,
-        "version": one.version,
-        "purl": one.purl,
-        "hashes": [{"alg": "SHA-256", "content": digest} for digest in one.sha256],
-        "properties": [{"name": f"{LABEL_PREFIX}environment", "value": one.environment}],
-    }
-    if one.supplier:
-        written["supplier"] = {"name": one.supplier}
-    if one.licence is not None and one.licence.expression:
-        written["licenses"] = [{"expression": one.licence.expression}]
-    elif one.licence is not None:
-        written["licenses"] = [{"license": {"name": one.licence.name}}]
-    else:
-        # CycloneDX has no word for a licence that nobody stated; this is SPDX's.
-        written["licenses"] = [{"license": {"name": "NOASSERTION"}}]
-    return written

@@ -186,7 +186,6 @@ def _compiled(build: ExtensionBuild, store: Store, facts: Facts, compiler: Compi
 def _in_stage(build: ExtensionBuild, compiler: Compiler, context: Path, out: Path) -> None:
     """Compile in a stage on the cell's `devel`, which is built first where it is not there, without a network."""
     engine = engines.connect(compiler.engine)
-    revision, epoch = image_builds.origin()
     request = TargetRequest(
         spec=build.devel,
         profile=compiler.profile,
@@ -194,8 +193,6 @@ def _in_stage(build: ExtensionBuild, compiler: Compiler, context: Path, out: Pat
         network=None,
         base=compiler.base,
         timeout=compiler.timeout,
-        revision=revision,
-        epoch=epoch,
     )
     (devel,) = image_builds.build(engine, [request], say=compiler.say, on_line=compiler.on_line)
     plan = stage(build, engine.name, engine.frontend(), engines.local_name(engine.name, devel.image), context, out)
@@ -214,15 +211,9 @@ def stage(build: ExtensionBuild, engine: str, frontend: list[str], base: str, co
         platform=PLATFORMS[build.devel.arch],
         base=base,
         key=build.key,
-        name="",
-        tag="",
-        aliases=[],
         context=str(context),
         network="none",
-        contexts={},
-        secrets={},
         build_args={"BASE": base},
-        labels={},
         argv=[*command, *options, f"--output=type=local,dest={out}", str(context)],
     )
 

@@ -122,7 +122,6 @@ def _build(specs: Sequence[ImageSpec], profile: Profile, request: BuildRequest) 
 def _images(
     specs: Sequence[ImageSpec], profile: Profile, wheels: Path | None, request: BuildRequest
 ) -> Sequence[BuildPlan | BuildResult]:
-    revision, epoch = build.origin()
     engine, dry_run = engines.connect(request.engine), request.options.dry_run
     targets = [
         TargetRequest(
@@ -132,8 +131,6 @@ def _images(
             network=request.network,
             base=request.base,
             timeout=request.options.timeout,
-            revision=revision,
-            epoch=epoch,
             matrix=request.settings.matrix,
             wheels=wheels,
             tag=request.tag,

@@ -22,22 +22,20 @@ from envcheck.cli.options import (
 )
 from envcheck.cli.shared.process import note, print_table, say
 from envcheck.counting import counted
-from envcheck.data import data_path
+from envcheck.data import data_path, rendered
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images import engines, formats
 from envcheck.images.build_context import tool_lock
 from envcheck.images.formats import FormatOptions
 from envcheck.images.lockfile import missing
 from envcheck.images.plan import PLATFORMS
-from envcheck.images.sbom import components, cyclonedx, read
+from envcheck.images.sbom import NOT_STATED, components, cyclonedx, read
 from envcheck.images.size import measure
 from envcheck.images.spec import ImageSpec, load_spec, load_specs, make_spec, no_lock, select, select_one
 from envcheck.images.tags import REPOSITORY, parse
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
 from envcheck.matrix.file.load import load
 
-_SHOWN = 12
-_STEP = 58
 CellTargets = tuple[Cell, list[Target]]
 
 
@@ -196,7 +194,7 @@ def sbom(options: ImagesSbomOptions, settings: Settings) -> None:
         raise no_lock(cell)
     listed = components(spec, tool_lock(), read(options.metadata))
     click.echo(cyclonedx(spec, listed, _created()), nl=False)
-    unknown = sum(one.licence is None for one in listed)
+    unknown = sum(one["licenses"] == [{"license": {"name": NOT_STATED}}] for one in listed)
     if unknown and not settings.quiet:
         note(f"{unknown} of {len(listed)} licences are not known: give --metadata DIR with the wheels")
 
@@ -235,13 +233,4 @@ def size(options: ImageSizeOptions, settings: Settings) -> None:
     if options.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(measured)))
         return
-    click.echo(f"total   {measured.total / 1e6:.1f} MB in {len(measured.layers)} layers")
-    if settings.quiet:
-        return
-    for layer in measured.layers:
-        step = " ".join(layer.step.split()).removeprefix("/bin/sh -c ").removeprefix("RUN ")
-        click.echo(f"  {layer.bytes / 1e6:10.1f} MB  {step[-_STEP:]}")
-    shown = list(measured.packages.items())[:_SHOWN]
-    click.echo(f"packages, the {len(shown)} largest of {len(measured.packages)}")
-    for name, bytes_ in shown:
-        click.echo(f"  {bytes_ / 1e6:10.1f} MB  {name}")
+    click.echo(rendered("printed/size.txt.j2", {"size": measured, "quiet": settings.quiet}), nl=False)

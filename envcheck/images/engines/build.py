@@ -23,7 +23,7 @@ from envcheck.images.dockerfile import base_reference
 from envcheck.images.engines import Engine, ImageInfo, subprocesses
 from envcheck.images.engines import bootstrap as bases
 from envcheck.images.engines.subprocesses import CommandResult
-from envcheck.images.plan import PLATFORMS, BuildInputs, BuildPlan, Network, Options, make
+from envcheck.images.plan import PLATFORMS, BuildInputs, BuildPlan, Network, make
 from envcheck.images.spec import ImageSpec
 from envcheck.images.targets import OS_PACKAGES, RECIPES
 from envcheck.mirrors.profiles.model import Profile
@@ -50,8 +50,6 @@ class TargetRequest(NamedTuple):
     network: Network | None
     base: BasePolicy
     timeout: float
-    revision: str
-    epoch: int
     matrix: Path | None = None
     wheels: Path | None = None
     tag: str | None = None
@@ -165,17 +163,21 @@ def _plan(engine: Engine, request: TargetRequest, base: str, key: str | None, co
     complete = base.startswith(f"{bases.REPOSITORY}:")
     asks_apt = not complete or bool(RECIPES[request.spec.target].packages)
     needed: Network = "none" if not asks_apt and context.network == "none" else "host"
-    options = Options(
+    inputs = BuildInputs(
         engine=engine.name,
         frontend=engine.frontend(),
         repository=request.repository,
         network=request.network or needed,
-        epoch=request.epoch,
-        revision=request.revision,
+        origin=origin(),
+        base=base,
+        key=key,
+        context=context.path,
+        secrets=context.secrets,
+        labels={"org.opencontainers.image.base.name": base} if complete else {},
+        wheels=context.wheels,
         tag=request.tag,
     )
-    own = {"org.opencontainers.image.base.name": base} if complete else {}
-    return make(request.spec, options, BuildInputs(base, key, context.path, context.secrets, own, context.wheels))
+    return make(request.spec, inputs)
 
 
 def dry_run(engine: Engine, request: TargetRequest) -> BuildPlan:

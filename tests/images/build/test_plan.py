@@ -6,7 +6,7 @@ import pytest
 
 from envcheck.images import plan
 from envcheck.images.lockfile import Lock
-from envcheck.images.plan import BuildInputs, Options
+from envcheck.images.plan import BuildInputs
 from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
 
@@ -18,24 +18,25 @@ def spec(matrix: Matrix, locks: list[Lock]) -> ImageSpec:
     return make_spec(matrix, CELL, locks)
 
 
-OPTIONS = Options(
-    engine="docker",
-    frontend=["docker", "buildx", "build"],
-    repository="site/torch",
-    network="host",
-    epoch=1700000000,
-    revision="abc",
-)
-
-
-def inputs(tmp_path: Path, key: str | None = "f" * 64) -> BuildInputs:
+def inputs(tmp_path: Path) -> BuildInputs:
     netrc = tmp_path / "netrc"
     netrc.write_text("machine mirror.example login me password canary")
-    return BuildInputs("envcheck/base:bookworm-1", key, tmp_path / "context", {"netrc": netrc}, {"x": "y"})
+    return BuildInputs(
+        engine="docker",
+        frontend=["docker", "buildx", "build"],
+        repository="site/torch",
+        network="host",
+        origin=("abc", 1700000000),
+        base="envcheck/base:bookworm-1",
+        key="f" * 64,
+        context=tmp_path / "context",
+        secrets={"netrc": netrc},
+        labels={"x": "y"},
+    )
 
 
 def test_the_argv_is_all_of_it(spec: ImageSpec, tmp_path: Path) -> None:
-    made = plan.make(spec, OPTIONS, inputs(tmp_path))
+    made = plan.make(spec, inputs(tmp_path))
     assert made.argv == [
         "docker",
         "buildx",
@@ -56,12 +57,12 @@ def test_the_argv_is_all_of_it(spec: ImageSpec, tmp_path: Path) -> None:
 
 
 def test_a_directory_of_wheels_is_a_named_context(spec: ImageSpec, tmp_path: Path) -> None:
-    made = plan.make(spec, OPTIONS, inputs(tmp_path)._replace(wheels=tmp_path / "wheels"))
+    made = plan.make(spec, inputs(tmp_path)._replace(wheels=tmp_path / "wheels"))
     assert f"--build-context=wheels={tmp_path}/wheels" in made.argv
-    assert plan.make(spec, OPTIONS, inputs(tmp_path)).contexts == {}
+    assert plan.make(spec, inputs(tmp_path)).contexts == {}
 
 
 def test_no_final_tag_is_given_before_the_image_was_read_back(spec: ImageSpec, tmp_path: Path) -> None:
-    made = plan.make(spec, OPTIONS, inputs(tmp_path))
+    made = plan.make(spec, inputs(tmp_path))
     assert made.tag == "site/torch:2.8.0-cu128-py311-runtime"
     assert not [word for word in made.argv if "site/torch" in word]

@@ -100,7 +100,7 @@ def shelf(spec: ImageSpec) -> _Shelf:
 @pytest.fixture
 def build_request(spec: ImageSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TargetRequest:
     monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path))
-    return TargetRequest(spec, Profile(name="t"), "site/torch", None, "auto", 60.0, "abc", 0)
+    return TargetRequest(spec, Profile(name="t"), "site/torch", None, "auto", 60.0)
 
 
 def build(shelf: _Shelf, build_request: TargetRequest) -> BuildResult:
