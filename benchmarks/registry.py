@@ -47,15 +47,15 @@ from msgspec import structs
 
 import envcheck
 from envcheck.matrix.file.load import load as load_matrix
-from envcheck.registry import evidence
-from envcheck.registry import policy as policies
-from envcheck.registry.attachments import read_proofs
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.responses import HttpResponse
+from envcheck.registry import judge, publishing
+from envcheck.registry.attachments import RemoteImage, read_proofs
 from envcheck.registry.choosing import ImageQuery, choose, choose_named
 from envcheck.registry.documents import StoredManifest, digest_of
-from envcheck.registry.evidence import RemoteImage
 from envcheck.registry.judge import NodeFacts, ProofTerms, judge_image
 from envcheck.registry.publishing import PreparedProof, prepare, publish
-from envcheck.registry.repository import Repository
+from envcheck.registry.repository import Repository, open_repository
 from envcheck.registry.statement import PREDICATE_TYPE, ProvenImage, Sha256, Subject, written
 from envcheck.reports import model
 from envcheck.signing import load_private, new_key
@@ -208,7 +208,7 @@ def work(bench: Bench, number: int) -> float:
     report, began = report_of(image), time.process_time()
     publish(repository, prepare(repository, image.digest, report), bench.key)
     now = dt.datetime.now(dt.timezone.utc).replace(microsecond=0)
-    terms = ProofTerms(policies.read(bench.policies["cpu"]), None, now, load_matrix())
+    terms = ProofTerms(judge.read_policy(bench.policies["cpu"]), None, now, load_matrix())
     proven = judge_image(read_proofs(repository, image.digest), image.digest, terms).chosen
     if proven is None or choose_named(repository, image.digest, "amd64", terms).chosen is None:
         message = f"{repository.reference.name} has a proof that does not hold"
@@ -257,7 +257,7 @@ def fill(bench: Bench, name: str, images: int, each: int) -> Repository:
     return repository
 
 
-def stamped(number: int) -> evidence.PackedReport:
+def stamped(number: int) -> publishing.PackedReport:
     """Return the recorded report as other bytes for each number: gzip's header holds a time."""
     packed = proofs.packed()
     content = packed.content[:4] + number.to_bytes(4, "little") + packed.content[8:]
@@ -265,17 +265,31 @@ def stamped(number: int) -> evidence.PackedReport:
     return structs.replace(packed, content=content, reference=structs.replace(packed.reference, digest=digest))
 
 
+class CountingClient(Client):
+    """A client that lists what it sends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[str] = []
+
+    def send(self, method: str, url: str, *args: Any, **options: Any) -> HttpResponse:
+        """Send a request."""
+        self.sent.append(url)
+        return super().send(method, url, *args, **options)
+
+
 def requests(bench: Bench, repository: Repository, node: Sequence[str]) -> int:
     """Return how many requests a choice sends."""
-    asking = bench.repository(repository.reference.repository)
+    client = CountingClient()
+    asking = open_repository(repository.reference, client=client)
     facts = NodeFacts((node[1],), int(node[3]), node[5], "x86_64")
     now = dt.datetime.now(dt.timezone.utc).replace(microsecond=0)
     choose(
         asking,
         ImageQuery("*", "runtime", "amd64"),
-        ProofTerms(policies.read(bench.policies["gpu"]), facts, now, load_matrix()),
+        ProofTerms(judge.read_policy(bench.policies["gpu"]), facts, now, load_matrix()),
     )
-    return asking.sent
+    return len(client.sent)
 
 
 def many(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:

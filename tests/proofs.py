@@ -12,11 +12,10 @@ from typing import Any, Final
 from msgspec import structs
 
 from envcheck.matrix.file.load import load as load_matrix
-from envcheck.registry import envelope, evidence, publishing
+from envcheck.registry import envelope, publishing
 from envcheck.registry import statement as statements
-from envcheck.registry.evidence import RemoteImage
-from envcheck.registry.judge import ImageProofs, ListedProof, NodeFacts, ProofTerms, judge_image
-from envcheck.registry.policy import Policy
+from envcheck.registry.attachments import RemoteImage
+from envcheck.registry.judge import ImageProofs, ListedProof, NodeFacts, Policy, ProofTerms, judge_image
 from envcheck.registry.statement import ProofRefusal, Rejection, ReportReference, Statement
 from envcheck.reports.model import RunReport, load
 from envcheck.runner.schema import ImageFacts, TargetFacts
@@ -100,8 +99,8 @@ def whole(report_: RunReport) -> RunReport:
 
 
 @functools.cache
-def packed(name: str = "h200x1") -> evidence.PackedReport:
-    return evidence.pack(report(name))
+def packed(name: str = "h200x1") -> publishing.PackedReport:
+    return publishing.pack(report(name))
 
 
 def stated(name: str = "h200x1", **changes: Any) -> Statement:

@@ -20,20 +20,9 @@ from msgspec import structs
 
 from envcheck.errors import EnvcheckError
 from envcheck.mirrors.net.waits import map_in_threads
-from envcheck.registry.documents import (
-    EMPTY,
-    EMPTY_TYPE,
-    OCI_INDEX,
-    OCI_MANIFEST,
-    Descriptor,
-    ImageManifest,
-    StoredManifest,
-    described,
-    digest_of,
-    encode,
-)
+from envcheck.registry import documents
+from envcheck.registry.documents import Descriptor, ImageManifest, StoredManifest, described, digest_of
 from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations
-from envcheck.registry.evidence import RemoteImage
 from envcheck.registry.judge import ListedProof
 from envcheck.registry.references import AbsentError, LyingError, RefusedError, RegistryUnavailableError, is_digest
 from envcheck.registry.repository import Repository, codes_in
@@ -69,6 +58,20 @@ class _Config(msgspec.Struct):
 
 
 know_types(_Config)
+
+
+# A host's architecture as image manifests write it.
+ARCHS: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+class RemoteImage(LightRecord, frozen=True):
+    """One platform's manifest in a repository; `index_digest` is that of the index it was found in."""
+
+    repository: str
+    manifest: str
+    config: str
+    arch: str
+    index_digest: str | None = None
 
 
 class Attachment(LightRecord, frozen=True):
@@ -134,25 +137,25 @@ def attach(
     """
     document = ImageManifest(
         schema_version=2,
-        media_type=OCI_MANIFEST,
+        media_type=documents.OCI_MANIFEST,
         artifact_type=artifact_type,
-        config=described(EMPTY, EMPTY_TYPE),
+        config=described(documents.EMPTY, documents.EMPTY_TYPE),
         layers=[_layer(*layer, inline=inline) for layer in layers],
         subject=structs.replace(subject, data="", platform=None),
         annotations=dict(annotations),
     )
-    content = encode(document)
+    content = documents.encode(document)
     tag = own_tag(subject.digest, digest_of(content), artifact_type)
     for number in range(1, _TRIES + 1):
-        for blob in dict.fromkeys([EMPTY, *(blob for _, blob in layers)]):
+        for blob in dict.fromkeys([documents.EMPTY, *(blob for _, blob in layers)]):
             repository.push_blob(blob, ask_first=number == 1)
         try:
-            reply = repository.push_manifest(content, OCI_MANIFEST, tag)
+            reply = repository.push_manifest(content, documents.OCI_MANIFEST, tag)
             break
         except RefusedError as error:
             if number == _TRIES or not _UNKNOWN & set(error.codes):
                 raise
-    named = described(content, OCI_MANIFEST)
+    named = described(content, documents.OCI_MANIFEST)
     listed = reply.headers.get("OCI-Subject") == subject.digest
     return Attachment(named, "" if listed else _entered(repository, subject.digest, named, document))
 
@@ -173,7 +176,7 @@ def _entered(repository: Repository, subject: str, named: Descriptor, document: 
             if any(isinstance(one, dict) and one.get("digest") == named.digest for one in index["manifests"]):
                 return ""
             index["manifests"].append(entry)
-            repository.push_manifest(encode(index), OCI_INDEX, tag)
+            repository.push_manifest(documents.encode(index), documents.OCI_INDEX, tag)
             time.sleep(random.uniform(0.0, 0.1 * number))  # noqa: S311 (no secret; others may write too)
     except EnvcheckError as error:  # its own tag keeps it
         return f"other clients may not find it: {error.message}"
@@ -185,7 +188,7 @@ def _index(repository: Repository, tag: str, subject: str) -> dict[str, Any]:
     try:
         manifest = repository.manifest(tag)
     except AbsentError:
-        return {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}
+        return {"schemaVersion": 2, "mediaType": documents.OCI_INDEX, "manifests": []}
     document = msgspec.json.decode(manifest.content)
     if manifest.digest != subject and manifest.is_index and isinstance(document.get("manifests"), list):
         return dict(document)
@@ -202,8 +205,10 @@ def referrers(
     artifact of the type `without` is not read. Raise an error if one of the places cannot be read: what it would have
     listed may be a failure that revokes an earlier success.
     """
-    # The API's types are the manifests' own; an index is anybody's word.
-    listed = {**_from_index(repository, subject), **_from_api(repository, subject)}
+    listed: dict[str, str] = {}
+    with contextlib.suppress(LyingError):  # anybody who can write to the registry could put something else there
+        listed = _listed(_index(repository, fallback_tag(subject), subject))
+    listed |= _from_api(repository, subject)  # the API's types are the manifests' own; an index is anybody's word
     own = _own_tags(subject, repository.tags() if tags is None else tags, without)
     if len(listed) + len(own) > _MOST:
         message = (
@@ -257,13 +262,6 @@ def _read(repository: Repository, subject: str, name: str, start: str) -> Referr
         other = "nothing" if image.subject is None else image.subject.digest
         return Rejection(ProofRefusal.WRONG_SUBJECT, f"{manifest.digest} is attached to {other}")
     return Referrer(manifest.descriptor, image)
-
-
-def _from_index(repository: Repository, subject: str) -> dict[str, str]:
-    try:
-        return _listed(_index(repository, fallback_tag(subject), subject))
-    except LyingError:  # anybody who can write to the registry could put something else there
-        return {}
 
 
 def _from_api(repository: Repository, subject: str) -> dict[str, str]:
@@ -322,7 +320,13 @@ def _remote(repository: Repository, manifest: StoredManifest, index: str | None 
 def read_proofs(repository: Repository, digest: str, tags: Sequence[str] | None = None) -> list[ListedProof]:
     """Return what lies beside a digest. `tags` are those of the repository, for a caller that asks for many digests."""
     attachments = referrers(repository, digest, tags, without=REPORT_TYPE)
-    proofs = [_proof(repository, artifact) for artifact in attachments.artifacts if _is_proof(artifact)]
+    # Tools attach other statements (SBOMs, provenance) as bundles, too.
+    proofs = [
+        _proof(repository, one)
+        for one in attachments.artifacts
+        if one.manifest.kind == BUNDLE_TYPE
+        and {**_ANNOTATIONS, **one.manifest.annotations}.items() >= _ANNOTATIONS.items()
+    ]
     return proofs + [_unread(named, why) for named, why in attachments.unread.items()]
 
 
@@ -332,12 +336,6 @@ def attached_promotions(repository: Repository, digest: str, tags: Sequence[str]
     envelopes = {own_tag(digest, one.descriptor.digest, PROMOTION_TYPE): _envelope(repository, one) for one in listed}
     read = {tag: envelope for tag, envelope in envelopes.items() if isinstance(envelope, bytes)}
     return list(read.values()), [tag for tag in promotion_tags(tags).get(digest, []) if tag not in read]
-
-
-def _is_proof(artifact: Referrer) -> bool:
-    """Tell whether an artifact can be a proof; tools attach other statements (SBOMs, provenance) as bundles, too."""
-    annotations = {name: artifact.manifest.annotations.get(name, value) for name, value in _ANNOTATIONS.items()}
-    return artifact.manifest.kind == BUNDLE_TYPE and annotations == _ANNOTATIONS
 
 
 def _unread(named: str, why: Rejection) -> ListedProof:

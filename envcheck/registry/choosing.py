@@ -14,8 +14,7 @@ from msgspec import structs
 
 from envcheck.matrix.facts.model import Cell, key
 from envcheck.mirrors.net.waits import map_in_threads
-from envcheck.registry.attachments import fallback_tag, is_own_or_fallback, read_proofs, remote_images
-from envcheck.registry.evidence import RemoteImage
+from envcheck.registry.attachments import RemoteImage, fallback_tag, is_own_or_fallback, read_proofs, remote_images
 from envcheck.registry.judge import ImageProofs, JudgedProof, ListedProof, ProofTerms, judge_image
 from envcheck.registry.promotions import promoted
 from envcheck.registry.references import AbsentError, LyingError
@@ -89,7 +88,7 @@ def choose(repository: Repository, query: ImageQuery, terms: ProofTerms) -> Pull
     attached, seen = collections.defaultdict[str, list[str]](list), set[str]()
     for tag in tags:
         attached[tag.partition(".")[0]].append(tag)
-    for torch, group in _newest_first([tag for tag in tags if not is_own_or_fallback(tag) and _may_be(tag, query)]):
+    for torch, group in _newest_first([tag for tag in tags if not is_own_or_fallback(tag)], query):
         if best.chosen and torch is not None and torch < _torch(best.chosen.statement):
             break
         images, left_out = _images(repository, group, query.arch)
@@ -185,14 +184,6 @@ def _is_wanted(statement: Statement, query: ImageQuery | None) -> bool:
     return query is None or (fnmatch.fnmatchcase(facts.cell or "", query.cells) and facts.target in ("", query.target))
 
 
-def _may_be(tag: str, query: ImageQuery) -> bool:
-    """Tell whether a tag's image may be wanted; one whose name says nothing of a cell may be."""
-    match = _TAG.search(tag)
-    if match is None:
-        return True
-    return fnmatch.fnmatchcase(f"torch{match['cell']}", query.cells) and match["target"] in (None, query.target)
-
-
 def _rank(one: ChosenImage) -> tuple[tuple[int, ...], str]:
     return _torch(one.statement), one.statement.facts.ended
 
@@ -202,10 +193,13 @@ def _torch(statement: Statement) -> tuple[int, ...]:
     return key(cell.torch) if cell else ()
 
 
-def _newest_first(tags: Sequence[str]) -> list[tuple[tuple[int, ...] | None, list[str]]]:
-    """Return the tags by what they say of torch: those that say nothing first, then the newest."""
-    groups: dict[tuple[int, ...] | None, list[str]] = {}
+def _newest_first(tags: Sequence[str], query: ImageQuery) -> list[tuple[tuple[int, ...] | None, list[str]]]:
+    """Return the tags that may be wanted by what they say of torch: those that say nothing first, then the newest."""
+    groups = collections.defaultdict[tuple[int, ...] | None, list[str]](list)
     for tag in tags:
         match = _TAG.search(tag)
-        groups.setdefault(key(match["cell"].partition("-")[0]) if match else None, []).append(tag)
+        if match is None:
+            groups[None].append(tag)
+        elif fnmatch.fnmatchcase(f"torch{match['cell']}", query.cells) and match["target"] in (None, query.target):
+            groups[key(match["cell"].partition("-")[0])].append(tag)
     return sorted(groups.items(), key=lambda item: (item[0] is None, item[0] or ()), reverse=True)

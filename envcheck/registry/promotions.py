@@ -8,23 +8,16 @@ import msgspec
 from msgspec import structs
 
 from envcheck.errors import EnvcheckError
-from envcheck.registry.attachments import (
-    PROMOTION_TYPE,
-    attach,
-    attached_promotions,
-    promotion_tags,
-    read_proofs,
-    remote_images,
-)
+from envcheck.registry import attachments, judge
+from envcheck.registry.attachments import attach, attached_promotions, promotion_tags, read_proofs, remote_images
 from envcheck.registry.envelope import open_envelope, sign
-from envcheck.registry.judge import CLOCK_SKEW, JudgedProof, ListedProof, NodeFacts, ProofTerms, judge_image
-from envcheck.registry.policy import NamedGpus, Policy
+from envcheck.registry.judge import JudgedProof, ListedProof, NamedGpus, NodeFacts, Policy, ProofTerms, judge_image
 from envcheck.registry.repository import Repository
 from envcheck.registry.statement import Digest, MalformedError, ProofRefusal, Rejection, decode_json, instant, written
 from envcheck.signing import PrivateKey
 from envcheck.struct_types import LightRecord, know_types
 
-PAYLOAD_TYPE: Final = "application/vnd.envcheck.promotion.v1+json"
+PAYLOAD_TYPE: Final = attachments.PROMOTION_TYPE
 
 
 class Promotion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,7 +81,7 @@ def promote(
         alias = alias_name(repository, tag)
         document = Promotion(alias=alias, digest=manifest.digest, at=written(terms.now), proofs=proofs)
         envelope = sign(msgspec.json.encode(document), PAYLOAD_TYPE, key)
-        attach(repository, manifest.descriptor, PROMOTION_TYPE, [(PROMOTION_TYPE, envelope)], {})
+        attach(repository, manifest.descriptor, PAYLOAD_TYPE, [(PAYLOAD_TYPE, envelope)], {})
         refused = refuse_alias(_signed(repository, manifest.digest, terms), alias, manifest.digest, terms.now)
         if refused is not None:
             message = f"{alias} was not moved: {refused.detail}"
@@ -131,7 +124,7 @@ def refuse_alias(promotions: Sequence[Promotion], alias: str, digest: str, now: 
     named = sorted({one.digest for one in mine if instant(one.at) == newest})
     if not mine:
         why = f"nobody promoted {alias}; name the image by its digest, or promote it"
-    elif newest > now + CLOCK_SKEW:
+    elif newest > now + judge.CLOCK_SKEW:
         why = f"the promotion of {alias} is from the future"
     elif len(named) > 1:
         why = f"{alias} was promoted to {len(named)} images in the same second"
@@ -145,18 +138,18 @@ def refuse_alias(promotions: Sequence[Promotion], alias: str, digest: str, now: 
 def _signed(repository: Repository, digest: str, terms: ProofTerms) -> list[Promotion]:
     """Return the promotions of every image here that an allowed key signed."""
     tags = repository.tags()
-    envelopes: list[bytes] = []
+    promotions: list[Promotion] = []
     for subject in sorted({digest, *promotion_tags(tags)}):
         attached, unread = attached_promotions(repository, subject, tags)
         if unread:
             # It may be the newest: somebody who moves an alias back would hide it so.
             message = f"the promotion {unread[0]} cannot be read, and may be the newest"
             raise NotProvenError(message, fix="look at who wrote it; delete the tag if it is no promotion of yours")
-        envelopes += attached
-    read = [read_promotion(envelope, terms.policy) for envelope in envelopes]
-    for envelope, one in zip(envelopes, read, strict=True):
-        signed = not isinstance(open_envelope(envelope, PAYLOAD_TYPE, terms.policy.keys), Rejection)
-        if signed and isinstance(one, Rejection):
-            message = f"a signed promotion cannot be read, and may be the newest: {one.detail}"
-            raise NotProvenError(message, fix="use a newer envcheck")
-    return [one for one in read if isinstance(one, Promotion)]
+        for envelope in attached:
+            read = read_promotion(envelope, terms.policy)
+            if isinstance(read, Promotion):
+                promotions.append(read)
+            elif not isinstance(open_envelope(envelope, PAYLOAD_TYPE, terms.policy.keys), Rejection):
+                message = f"a signed promotion cannot be read, and may be the newest: {read.detail}"
+                raise NotProvenError(message, fix="use a newer envcheck")
+    return promotions

@@ -2,29 +2,95 @@
 
 import contextlib
 import datetime as dt
+import gzip
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
+import msgspec
+
 from envcheck.checks import LEVELS, limits
+from envcheck.errors import EnvcheckError
 from envcheck.matrix.facts.model import Cell
-from envcheck.registry import evidence
 from envcheck.registry import statement as statements
-from envcheck.registry.attachments import REPORT_TYPE, attach, remote_images
+from envcheck.registry.attachments import ARCHS, REPORT_TYPE, RemoteImage, attach, remote_images
+from envcheck.registry.documents import digest_of
 from envcheck.registry.envelope import BUNDLE_TYPE, KeylessSigner, bundle_annotations, sign
-from envcheck.registry.evidence import PackedReport, RemoteImage, UnprovableError, image_arch, ran
 from envcheck.registry.repository import Repository
-from envcheck.registry.statement import Covers, Level, MalformedError, Sha256, Statement, written
+from envcheck.registry.statement import Covers, Level, MalformedError, Sha256, Statement
 from envcheck.reports.model import RunReport
 from envcheck.runner.planning import discover
+from envcheck.runner.schema import ImageFacts
 from envcheck.signing import PrivateKey
 from envcheck.struct_types import LightRecord
 
+MEDIA_TYPE: Final = "application/vnd.envcheck.report.v1+json+gzip"
 _AGAIN: Final = "run `envcheck run --image REF` to its end, and publish that report"
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
 _DRIVER: Final = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 _CAPABILITY: Final = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
+
+
+class UnprovableError(EnvcheckError):
+    """A report that proves nothing about the image it is to be published beside (exit 1)."""
+
+    exit_code = 1
+
+
+class PackedReport(LightRecord, frozen=True):
+    """The blob, what the statement says of it, and the report that it holds."""
+
+    content: bytes
+    reference: statements.ReportReference
+    report: RunReport
+
+
+def pack(report: RunReport) -> PackedReport:
+    """Return the evidence: without names, and compressed to the same bytes each time."""
+    from envcheck.reports.redact import redact  # noqa: PLC0415 (who only reads a report does without its patterns)
+
+    published = redact(report)
+    plain = msgspec.json.encode(published)
+    if len(plain) > statements.MOST_REPORT:
+        message = f"the report has {len(plain) >> 20} MiB, more than the {statements.MOST_REPORT >> 20} MiB of a proof"
+        raise UnprovableError(message, fix="run it without --repeat, and publish that report")
+    content = gzip.compress(plain, compresslevel=9, mtime=0)
+    return PackedReport(content, statements.ReportReference(digest=digest_of(content), size=len(content)), published)
+
+
+def image_arch(report: RunReport) -> str:
+    """Return the architecture of the host that ran, in an image's words."""
+    return ARCHS.get(report.host.arch, report.host.arch)
+
+
+def ran(report: RunReport, images: Sequence[RemoteImage]) -> RemoteImage:
+    """Return the image that the report is about. Raises UnprovableError where it is none of them, or open which.
+
+    The strongest evidence decides: the manifest's digest, the config's (which holds the layers and all settings), the
+    index's with the architecture, or REPOSITORY@DIGEST.
+    """
+    facts = report.target.image or ImageFacts(runs_as="", program="", history=0, secrets=[])
+    id_, pulled = report.target.image_id, {name.rpartition("@")[2] for name in facts.repository_digests}
+    same_arch = {image.manifest: image for image in images if image.arch == image_arch(report)}
+    for field, stated in (
+        ("manifest", {facts.manifest_digest, id_}),
+        ("config", {facts.config_digest, id_}),
+        ("index_digest", {facts.index_digest, id_} - {None}),
+        ("manifest", pulled),
+        ("index_digest", pulled),
+    ):
+        fitting = [image for image in same_arch.values() if getattr(image, field) in stated]
+        if len(fitting) == 1:
+            return fitting[0]
+        if fitting:
+            message = f"the report fits {len(fitting)} images: {', '.join(sorted(one.manifest for one in fitting))}"
+            raise UnprovableError(message, fix="publish by digest: REPOSITORY@sha256:...")
+    digests = {facts.manifest_digest, facts.config_digest, facts.index_digest, id_} - {None}
+    stated_ids = ", ".join(sorted(map(str, digests))) or "no digest is stated"
+    listed = ", ".join(same_arch) or "no image for this architecture"
+    message = f"the report is about another image ({stated_ids}); the registry has {listed}"
+    raise UnprovableError(message, fix="push the image that was run, or run the one in the registry")
 
 
 def catalogue() -> dict[str, str]:
@@ -194,7 +260,7 @@ def _time(text: str) -> str:
     with contextlib.suppress(ValueError, OverflowError):  # OverflowError: the last day of the year 9999, west of UTC
         moment = dt.datetime.fromisoformat(text)
         if moment.tzinfo is not None:
-            return written(moment)
+            return statements.written(moment)
     message = f"{text[:40]!r} is not a time with a zone"
     raise UnprovableError(message, fix=_AGAIN)
 
@@ -214,15 +280,15 @@ class PreparedProof(LightRecord, frozen=True):
     """A report that is ready to be published."""
 
     image: RemoteImage
-    packed: evidence.PackedReport
+    packed: PackedReport
     statement: Statement
 
 
 def prepare(repository: Repository, tag_or_digest: str, report: RunReport) -> PreparedProof:
-    """Return what the report says of the image that it ran. Nothing is written."""
+    """Return what the report says of the image that it ran. Nothing is statements.written."""
     refuse_unpublishable(report)
     image = ran(report, remote_images(repository, tag_or_digest, image_arch(report)))
-    packed = evidence.pack(report)
+    packed = pack(report)
     return PreparedProof(image, packed, state(packed, image))
 
 
@@ -231,7 +297,7 @@ def publish(repository: Repository, one: PreparedProof, by: PrivateKey | Keyless
     payload = statements.encode(one.statement)
     envelope = sign(payload, statements.PAYLOAD_TYPE, by) if isinstance(by, PrivateKey) else by.sign(payload)
     subject = repository.manifest(one.image.manifest).descriptor
-    report = attach(repository, subject, REPORT_TYPE, [(evidence.MEDIA_TYPE, one.packed.content)], {})
+    report = attach(repository, subject, REPORT_TYPE, [(MEDIA_TYPE, one.packed.content)], {})
     kept = bundle_annotations(statements.PREDICATE_TYPE)
     proof = attach(repository, subject, BUNDLE_TYPE, [(BUNDLE_TYPE, envelope)], kept, inline=True)
     return Publication(

@@ -4,9 +4,9 @@ Requests are logged in, and tried again where that may help: 429 and 503 as long
 connections that break. All waits together have a limit. A registry that is silent is asked once.
 """
 
+import contextlib
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
@@ -23,27 +23,10 @@ from envcheck.mirrors.net.urls import host_of, origin_of, redirect_target
 from envcheck.mirrors.net.waits import tell_pause
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.settings import mirrors
-from envcheck.registry.documents import (
-    INDEXES,
-    MANIFESTS,
-    MOST_MANIFEST,
-    Descriptor,
-    StoredManifest,
-    described,
-    digest_of,
-    read_manifest,
-)
+from envcheck.registry import documents, references
+from envcheck.registry.documents import Descriptor, StoredManifest, digest_of
 from envcheck.registry.logins import Authorization, denied, find_account
-from envcheck.registry.references import (
-    TAMPERED,
-    AbsentError,
-    ImageReference,
-    LyingError,
-    RefusedError,
-    RegistryUnavailableError,
-    is_digest,
-    is_tag,
-)
+from envcheck.registry.references import AbsentError, ImageReference, LyingError, RefusedError, RegistryUnavailableError
 from envcheck.struct_types import LightRecord, know_types
 
 # Seconds before each further try where the registry does not say, and the most that all tries may wait together.
@@ -56,7 +39,7 @@ _CODE: Final = re.compile(r"[A-Z][A-Z0-9_]{2,60}")
 _OCTETS: Final = "application/octet-stream"
 # Uploads of one blob that are begun: one may be lost when a connection breaks, or to another upload of the same blob.
 _TRIES: Final = 4
-_ACCEPT: Final = {"Accept": ", ".join((*MANIFESTS, *INDEXES))}
+_ACCEPT: Final = {"Accept": ", ".join((*documents.MANIFESTS, *documents.INDEXES))}
 _BLOCK: Final = 1 << 16
 # Pages of a list: more than that nobody made. A registry that lists without an end would fill the memory.
 _PAGES: Final = 1000
@@ -79,7 +62,7 @@ class RegistryRequest(LightRecord, frozen=True):
     accepted: tuple[int, ...] = (200,)
     push: bool = False
     retry: bool = True
-    most: int = MOST_MANIFEST
+    most: int = documents.MOST_MANIFEST
 
 
 class RegistryReply(LightRecord, frozen=True):
@@ -107,7 +90,7 @@ know_types(_ErrorAnswer, _Tags)
 
 
 class Repository:
-    """A repository that is read and written. Safe in threads. `sent` counts the requests."""
+    """A repository that is read and written. Safe in threads."""
 
     def __init__(
         self,
@@ -120,8 +103,6 @@ class Repository:
         self._client, self._authorization, self._sleep = client, authorization, sleep
         self.reference = reference
         self._path = f"/v2/{reference.repository}"
-        self._counting = threading.Lock()
-        self.sent = 0
         # The registry answered that it has no such path; it is asked once.
         self.lacks_referrers = False
 
@@ -146,13 +127,13 @@ class Repository:
         scope = f"repository:{self.reference.repository}:{'pull,push' if request.push else 'pull'}"
         login = self._authorization.login(scope)
         for renewed in (False, True):
-            with self._counting:
-                self.sent += 1
             url = urljoin(self.reference.url, request.path)
             with self._client.send(request.method, url, request.headers, body=request.body, login=login) as answer:
                 if answer.status in request.accepted:
                     return RegistryReply(answer.status, answer.headers, self._body(request, answer), answer.url)
-                codes = _codes_of(answer)  # what is read to its end can be used again
+                codes: tuple[str, ...] = ()
+                with contextlib.suppress(NetworkError):  # what is read to its end can be used again
+                    codes = codes_in(answer.text(_ERRORS))
                 if answer.status != HTTPStatus.UNAUTHORIZED or renewed:
                     raise self._refusal(request, answer, codes)
             login = self._authorization.answer(answer.headers, scope, login)
@@ -215,21 +196,21 @@ class Repository:
     def manifest(self, reference: str | Descriptor) -> StoredManifest:
         """Return the manifest of a tag, a digest or a descriptor. Its digest is what to use from then on."""
         name = reference if isinstance(reference, str) else reference.digest
-        where = f"{self.reference.name}{'@' if is_digest(name) else ':'}{name}"
+        where = f"{self.reference.name}{'@' if references.is_digest(name) else ':'}{name}"
         reply = self.ask(RegistryRequest("GET", f"{self._path}/manifests/{name}", where, _ACCEPT))
         kind, digest = reply.headers.get("Content-Type", ""), digest_of(reply.body)
         if kind.startswith("text/html"):
             message = f"{where}: the answer is a web page and no manifest"
             fix = "check the host and the port; a proxy or a page to log in may answer"
             raise RegistryUnavailableError(message, fix=fix)
-        if is_digest(name) and digest != name:
+        if references.is_digest(name) and digest != name:
             message = f"{where}: the registry sends the bytes of {digest}"
-            raise LyingError(message, fix=TAMPERED)
-        manifest = read_manifest(reply.body, kind, where)
+            raise LyingError(message, fix=references.TAMPERED)
+        manifest = documents.read_manifest(reply.body, kind, where)
         named = reference if isinstance(reference, Descriptor) else manifest.descriptor
         if (named.size, named.media_type) != (len(manifest.content), manifest.media_type):
             message = f"{where} has {len(manifest.content)} bytes of another type or size than its descriptor names"
-            raise LyingError(message, fix=TAMPERED)
+            raise LyingError(message, fix=references.TAMPERED)
         return manifest
 
     def blob(self, descriptor: Descriptor, most: int) -> bytes:
@@ -245,12 +226,12 @@ class Repository:
         content = self.ask(RegistryRequest("GET", path, label, most=descriptor.size)).body
         if digest_of(content) != descriptor.digest:
             message = f"{self.reference.name} sends for {label} the bytes of {digest_of(content)}"
-            raise LyingError(message, fix=TAMPERED)
+            raise LyingError(message, fix=references.TAMPERED)
         return content
 
     def push_blob(self, content: bytes, *, ask_first: bool = True) -> Descriptor:
         """Have the repository hold these bytes, and return what names them; nothing is sent if it has them."""
-        blob = described(content, _OCTETS)
+        blob = documents.described(content, _OCTETS)
         for number in range(_TRIES):
             if (ask_first or number) and self._has_blob(blob):  # another upload of it may have been faster
                 break
@@ -297,7 +278,9 @@ class Repository:
                     self._need_registry()
                 break
             try:
-                tags += [tag for tag in msgspec.json.decode(reply.body, type=_Tags).tags or [] if is_tag(tag)]
+                tags += [
+                    tag for tag in msgspec.json.decode(reply.body, type=_Tags).tags or [] if references.is_tag(tag)
+                ]
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 message = f"{self.reference.registry} lists no tags of {self.reference.repository}: it answers no list"
                 raise RegistryUnavailableError(message, fix="check the host and the port") from None
@@ -321,16 +304,8 @@ class Repository:
         raise RegistryUnavailableError(message, fix="ask who runs the registry")
 
 
-def _codes_of(answer: HttpResponse) -> tuple[str, ...]:
-    """Return the registry's own codes of an error. Its texts are left out: they can repeat what was sent."""
-    try:
-        return codes_in(answer.text(_ERRORS))
-    except NetworkError:
-        return ()
-
-
 def codes_in(body: bytes) -> tuple[str, ...]:
-    """Return the codes in the body of an error; none where it is not one of a registry's."""
+    """Return the codes in the body of an error, if it is a registry's. Its texts can repeat what was sent."""
     try:
         answer_errors = msgspec.json.decode(body, type=_ErrorAnswer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -355,15 +330,10 @@ def open_repository(
     """Return the repository of a reference; nothing is sent yet. `options` are those of Repository."""
     environ = os.environ if environ is None else environ
     if client is None and profile is not None:
-        within = registry_hosts(profile) if profile.closed else None
+        names = (name for listed in mirrors(profile).values() for name in listed)
+        hosts = (urlsplit(name if "://" in name else f"https://{name}").hostname for name in names)
+        within = frozenset(filter(None, hosts)) if profile.closed else None
         client = Client(ca=Path(profile.ca) if profile.ca else None, within=within)
     client = client or Client()
     authorization = Authorization(client, reference, lambda: find_account(reference, environ))
     return Repository(client, reference, authorization, **options)
-
-
-def registry_hosts(profile: Profile) -> frozenset[str]:
-    """Return the hosts of the registries that a profile names, without ports."""
-    names = [name for listed in mirrors(profile).values() for name in listed]
-    urls = (name if "://" in name else f"https://{name}" for name in names)
-    return frozenset(host for url in urls if (host := urlsplit(url).hostname))

@@ -16,8 +16,8 @@ from msgspec import structs
 from envcheck.cli import cli
 from envcheck.cli.commands import share
 from envcheck.errors import EnvcheckError
+from envcheck.registry.attachments import RemoteImage
 from envcheck.registry.documents import StoredManifest
-from envcheck.registry.evidence import RemoteImage
 from envcheck.registry.judge import ProofTerms
 from envcheck.registry.publishing import PreparedProof, publish
 from envcheck.registry.statement import ProvenImage, Sha256, Statement, Subject, written

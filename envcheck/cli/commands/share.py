@@ -26,12 +26,19 @@ from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.node.collect import collect
 from envcheck.registry import promotions, publishing
-from envcheck.registry.attachments import is_own_or_fallback, read_proofs, remote_images
+from envcheck.registry.attachments import ARCHS, is_own_or_fallback, read_proofs, remote_images
 from envcheck.registry.choosing import ChosenImage, ImageQuery, PullChoice, choose, choose_named
 from envcheck.registry.envelope import KeylessSigner
-from envcheck.registry.evidence import ARCHS
-from envcheck.registry.judge import JudgedProof, NodeFacts, ProofTerms, judge_image, node_of
-from envcheck.registry.policy import DEFAULT, Policy, read
+from envcheck.registry.judge import (
+    DEFAULT,
+    JudgedProof,
+    NodeFacts,
+    Policy,
+    ProofTerms,
+    judge_image,
+    node_of,
+    read_policy,
+)
 from envcheck.registry.references import AbsentError, ImageReference, is_tag, parse_reference
 from envcheck.registry.repository import Repository, open_repository
 from envcheck.registry.statement import ProofRefusal, Rejection
@@ -439,7 +446,7 @@ def _repository(reference: ImageReference, mirror: str) -> Repository:
 
 
 def _policy(path: Path | None) -> Policy:
-    return DEFAULT if path is None else read(path)
+    return DEFAULT if path is None else read_policy(path)
 
 
 def terms(policy: Policy, node: NodeFacts | None, matrix: Matrix) -> ProofTerms:

@@ -9,9 +9,9 @@ import pytest
 from msgspec import structs
 
 from envcheck.checks import limits
-from envcheck.registry import evidence, publishing
+from envcheck.registry import judge, publishing
 from envcheck.registry import statement as statements
-from envcheck.registry.evidence import UnprovableError
+from envcheck.registry.publishing import UnprovableError
 from envcheck.registry.statement import MalformedError, Statement
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import Spread
@@ -20,7 +20,7 @@ from tests.tables import each
 
 
 def state(report: RunReport, levels: dict[str, str] | None = None) -> Statement:
-    return publishing.state(evidence.pack(report), proofs.IMAGE, levels or {})
+    return publishing.state(publishing.pack(report), proofs.IMAGE, levels or {})
 
 
 def refusal(report: RunReport, levels: dict[str, str] | None = None) -> str:
@@ -87,10 +87,10 @@ def test_names_are_pseudonyms() -> None:
         structs.replace(o, summary="gpu-host-17.secret.example has no port") if o.id == "nvlink" else o
         for o in report.outcomes
     ]
-    packed = evidence.pack(structs.replace(report, host=host, outcomes=outcomes))
+    packed = publishing.pack(structs.replace(report, host=host, outcomes=outcomes))
     assert b"gpu-host-17" not in statements.encode(publishing.state(packed, proofs.IMAGE, {}))
     assert b"gpu-host-17" not in gzip.decompress(packed.content)
-    assert evidence.unpack(packed.content) == packed.report
+    assert judge.unpack(packed.content) == packed.report
 
 
 def test_what_is_not_over_is_refused() -> None:
@@ -176,7 +176,7 @@ def test_by_default_the_checks_of_today_make_a_level() -> None:
         publishing.state(proofs.packed(), proofs.IMAGE)
     report = proofs.whole(proofs.report())
     assert len(report.outcomes) > len(proofs.report().outcomes)
-    whole = evidence.pack(report)
+    whole = publishing.pack(report)
     assert publishing.state(whole, proofs.IMAGE).facts.level == "full"
 
 
@@ -229,7 +229,7 @@ def test_evidence_is_bounded_and_a_report() -> None:
         (gzip.compress(b"[" * 100_000), "cannot be read"),
     ):
         with pytest.raises(MalformedError, match=why):
-            evidence.unpack(content)
+            judge.unpack(content)
 
 
 def test_what_no_reader_would_take_is_not_published() -> None:
@@ -238,4 +238,4 @@ def test_what_no_reader_would_take_is_not_published() -> None:
     twice = structs.replace(report, outcomes=[*report.outcomes, report.outcomes[0]])
     for wrong, why in ((backwards, "before it started"), (twice, "two results")):
         with pytest.raises(UnprovableError, match=why):
-            publishing.state(evidence.pack(wrong), proofs.IMAGE, {})
+            publishing.state(publishing.pack(wrong), proofs.IMAGE, {})

@@ -12,10 +12,9 @@ import pytest
 from msgspec import structs
 
 from envcheck.node.snapshot import Signal
-from envcheck.registry import envelope, evidence, publishing
+from envcheck.registry import envelope, publishing
 from envcheck.registry import statement as statements
-from envcheck.registry.judge import ListedProof
-from envcheck.registry.policy import DEFAULT, Policy
+from envcheck.registry.judge import DEFAULT, ListedProof, Policy
 from envcheck.registry.statement import ProofRefusal, Rejection, Sha256, Statement, Subject
 from envcheck.signing import PrivateKey
 from tests import proofs
@@ -226,8 +225,8 @@ def test_the_newest_that_holds_is_chosen_and_the_others_are_listed(policy: Polic
 def evidence_of(change: Callable[[Any], Any], key: PrivateKey, *, edit: bool = False) -> ListedProof:
     """Return a proof whose report was changed: before it was signed, or with `edit` after."""
     report = change(proofs.report())
-    packed = evidence.pack(report)
-    honest = evidence.pack(proofs.report())
+    packed = publishing.pack(report)
+    honest = publishing.pack(proofs.report())
     statement = publishing.state(honest, proofs.IMAGE, {})
     if not edit:
         facts = structs.replace(statement.facts, report=packed.reference)

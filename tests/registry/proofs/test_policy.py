@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from envcheck.errors import ConfigError
-from envcheck.registry.policy import DEFAULT, NamedGpus, Policy, read
+from envcheck.registry.judge import DEFAULT, NamedGpus, Policy, read_policy
 from envcheck.signing import new_key
 from tests.tables import each
 
@@ -42,7 +42,7 @@ def written(site: Path, text: str) -> Path:
 
 def test_every_setting_is_read_and_keys_lie_beside_the_file(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
-    policy = read(written(site, WHOLE))
+    policy = read_policy(written(site, WHOLE))
     assert [Path(key.where).name for key in policy.keys] == ["gate.pub", "release.pub"]
     assert structs.astuple(structs.replace(policy, keys=())) == (
         "quick",
@@ -64,7 +64,7 @@ def test_the_default_is_strict() -> None:
 
 
 def test_what_is_left_out_is_as_in_the_default(site: Path) -> None:
-    policy = read(written(site, '[proof]\nkeys = ["gate.pub"]\n'))
+    policy = read_policy(written(site, '[proof]\nkeys = ["gate.pub"]\n'))
     assert structs.replace(policy, keys=()) == DEFAULT
 
 
@@ -93,7 +93,7 @@ PROOF = "[proof]\nkeys = ['gate.pub']\n"
 def test_what_is_wrong_is_named(site: Path, text: str, setting: str) -> None:
     path = written(site, text)
     with pytest.raises(ConfigError) as refused:
-        read(path)
+        read_policy(path)
     assert refused.value.message.startswith(f"{path}: ")
     assert setting in refused.value.message, text
     assert "\n" not in str(refused.value)
@@ -115,10 +115,10 @@ def test_what_is_no_toml_is_one_line(site: Path, content: bytes, why: str) -> No
     path = written(site, "")
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=why) as refused:
-        read(path)
+        read_policy(path)
     assert "\n" not in str(refused.value)
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*gone: No such file"):
-        read(tmp_path / "gone")
+        read_policy(tmp_path / "gone")

@@ -14,8 +14,7 @@ from envcheck.matrix.file.load import load
 from envcheck.registry import promotions
 from envcheck.registry import statement as statements
 from envcheck.registry.envelope import sign
-from envcheck.registry.judge import ProofTerms
-from envcheck.registry.policy import DEFAULT, NamedGpus, Policy
+from envcheck.registry.judge import DEFAULT, NamedGpus, Policy, ProofTerms
 from envcheck.registry.promotions import Promotion, judge_gpus, read_promotion, refuse_alias
 from envcheck.registry.statement import Rejection
 from envcheck.signing import PrivateKey

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from envcheck.registry.evidence import RemoteImage, UnprovableError, ran
+from envcheck.registry.attachments import RemoteImage
+from envcheck.registry.publishing import UnprovableError, ran
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import TargetFacts
 from tests import proofs
