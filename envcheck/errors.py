@@ -24,9 +24,9 @@ class ConfigError(EnvcheckError):
     exit_code = 2
 
 
-def refuse(message: str, fix: str) -> NoReturn:
-    """Raise ConfigError."""
-    raise ConfigError(message, fix=fix)
+def refuse(message: str, fix: str, kind: type[EnvcheckError] = ConfigError) -> NoReturn:
+    """Raise an error of this kind."""
+    raise kind(message, fix=fix)
 
 
 class NothingLegalError(EnvcheckError):

@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.mirrors.net.credentials import token_path
 from envcheck.mirrors.profiles.model import host_of, redacted
 
@@ -350,13 +350,11 @@ def _decoded(path: Path) -> str:
     with path.open("rb") as file:
         content = file.read(LARGEST + 1)  # a pipe has no size to check before
     if len(content) > LARGEST:
-        message = f"{path} has more than {LARGEST >> 20} MiB"
-        raise ConfigError(message, fix=_EXPECTED_FILES)
+        refuse(f"{path} has more than {LARGEST >> 20} MiB", _EXPECTED_FILES)
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return content.decode("utf-16", "replace")
     if b"\0" in content:
-        message = f"{path} is not a text file"
-        raise ConfigError(message, fix=_EXPECTED_FILES)
+        refuse(f"{path} is not a text file", _EXPECTED_FILES)
     return content.decode("utf-8-sig", "replace")
 
 

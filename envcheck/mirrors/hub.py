@@ -22,7 +22,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import msgspec
 
 from envcheck import safe_files
-from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
+from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError, refuse
 from envcheck.mirrors.fetch.request import (
     FetchedFile,
     NoSourceError,
@@ -155,8 +155,7 @@ def parse_reference(text: str, kind: Kind) -> Reference:
     """Parse REPO@REV. Raises ConfigError if it cannot be the name of a repository and revision."""
     repo, at, revision = text.partition("@")
     if not _NAME.fullmatch(repo) or ".." in repo or not _REF_NAME.fullmatch(revision if at else "main"):
-        message = f"{text!r} is not the name of a {kind}"
-        raise ConfigError(message, fix="write OWNER/NAME@COMMIT, or OWNER/NAME@BRANCH")
+        refuse(f"{text!r} is not the name of a {kind}", "write OWNER/NAME@COMMIT, or OWNER/NAME@BRANCH")
     return Reference(kind, repo, revision or "main")
 
 
@@ -229,14 +228,12 @@ def parse_lock(text: bytes, where: str) -> Revision:
     try:
         lock = msgspec.json.decode(text, type=Revision)
     except (msgspec.DecodeError, RecursionError) as error:
-        message = f"{where}: not a valid model lock: {error}"
-        raise ConfigError(message, fix="make one with `envcheck lock --model REPO@REV`") from error
+        refuse(f"{where}: not a valid model lock: {error}", "make one with `envcheck lock --model REPO@REV`")
     bad = next((file.path for file in lock.files if not _is_valid(file)), None) or _clash(lock.files)
     valid_names = _COMMIT.fullmatch(lock.revision) and _NAME.fullmatch(lock.repo) and ".." not in lock.repo
     if bad is not None or not valid_names or not (lock.ref is None or _REF_NAME.fullmatch(lock.ref)):
         problem = f"{bad!r} has no hash, leads outside or is repeated" if bad else "no valid repository, commit and ref"
-        message = f"{where}: {problem}"
-        raise ConfigError(message, fix="make it again with `envcheck lock --model REPO@REV`")
+        refuse(f"{where}: {problem}", "make it again with `envcheck lock --model REPO@REV`")
     return lock
 
 

@@ -26,7 +26,7 @@ from packaging.tags import Tag
 from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
 from packaging.version import Version
 
-from envcheck.errors import NotFoundError, UnavailableError
+from envcheck.errors import NotFoundError, UnavailableError, refuse
 from envcheck.mirrors.fetch.request import NoSourceError, try_sources
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError, is_missing
@@ -186,8 +186,7 @@ def python_index() -> str:
     """Return the URL of uv's default index, as uv reports it."""
     match = _INDEX.search(_uv("--emit-index-url", "--quiet", requirements="").stdout)
     if match is None:
-        message = "uv does not report its default index"
-        raise UnavailableError(message, fix="name one in a mirror profile, under `pypi:`")
+        refuse("uv does not report its default index", "name one in a mirror profile, under `pypi:`", UnavailableError)
     return match[1]
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
+from envcheck.errors import refuse
 from envcheck.registry.references import TAMPERED, LyingError
 from envcheck.struct_types import LightRecord, know_types
 
@@ -103,8 +104,7 @@ class StoredManifest(LightRecord, frozen=True):
     def image(self) -> ImageManifest:
         """Return it as one image or artifact. Raise LyingError if it is none."""
         if self.is_index:
-            message = f"{self.digest} is an index, and no image"
-            raise LyingError(message, fix="name one image of the index by its digest")
+            refuse(f"{self.digest} is an index, and no image", "name one image of the index by its digest", LyingError)
         return _decoded(self.content, self.digest, ImageManifest)
 
     def index(self) -> ImageIndex:
@@ -129,8 +129,7 @@ def read_manifest(content: bytes, content_type: str, where: str) -> StoredManife
     shape = _decoded(content, digest, _Shape)
     media_type = shape.media_type or stated
     if stated and media_type != stated:
-        message = f"{where} is {media_type[:80]!r}, and the registry says {stated[:80]!r}"
-        raise LyingError(message, fix=TAMPERED)
+        refuse(f"{where} is {media_type[:80]!r}, and the registry says {stated[:80]!r}", TAMPERED, LyingError)
     if media_type not in (*MANIFESTS, *INDEXES):
         message = f"{where} is not a manifest: its type is {media_type[:80]!r}"
         raise LyingError(message, fix="push the image again in OCI's or docker's format (schema 2)")

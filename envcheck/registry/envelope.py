@@ -19,7 +19,7 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.counting import printable
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.registry.statement import MalformedError, ProofRefusal, Rejection, decode_json, from_base64
 from envcheck.signing import PrivateKey, PublicKey, certified_identity
 from envcheck.struct_types import LightRecord, know_types
@@ -264,8 +264,7 @@ def _trust_config(path: Path) -> Any:
 
 def _require_sigstore() -> None:
     if importlib.util.find_spec("sigstore") is None:
-        message = "signatures by an identity need sigstore, which is not installed"
-        raise ConfigError(message, fix=INSTALL)
+        refuse("signatures by an identity need sigstore, which is not installed", INSTALL)
 
 
 def _not_signed(error: Exception) -> UnavailableError:

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from envcheck import safe_files
 from envcheck.checks import LEVELS
-from envcheck.errors import ConfigError, EnvcheckError
+from envcheck.errors import ConfigError, EnvcheckError, refuse
 from envcheck.matrix.facts.lookup import find_gpu
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix, branch, key
 from envcheck.matrix.resolver.resolve import Query, resolve
@@ -100,12 +100,10 @@ def read_policy(path: Path) -> Policy:
     try:
         tables = msgspec.convert(tomllib.loads(safe_files.read_whole(path, most=_MOST).decode()), _PolicyFile)
     except OSError as error:
-        message = f"cannot read {path}: {error.strerror}"
-        raise ConfigError(message, fix="give a TOML file that you may read") from error
+        refuse(f"cannot read {path}: {error.strerror}", "give a TOML file that you may read")
     except (ValueError, RecursionError) as error:  # of msgspec and tomllib, which name the place; not UTF-8
         why = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:200]
-        message = f"{path}: {why}"
-        raise ConfigError(message, fix=_FIX) from error
+        refuse(f"{path}: {why}", _FIX)
     proof, promote = tables.proof, tables.promote
     keys, identities = tuple(_key(name, path) for name in proof.keys), _identities(proof, path)
     if not keys and identities is None:
@@ -127,8 +125,7 @@ def read_policy(path: Path) -> Policy:
 
 
 def _refuse(path: Path, setting: str, why: str, fix: str) -> NoReturn:
-    message = f"{path}: {setting}: {why}"
-    raise ConfigError(message, fix=fix)
+    refuse(f"{path}: {setting}: {why}", fix)
 
 
 def _key(name: str, path: Path) -> PublicKey:

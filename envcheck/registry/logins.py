@@ -17,7 +17,7 @@ from urllib.request import parse_http_list, parse_keqv_list
 
 import msgspec
 
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.credentials import Login, OriginLogin
 from envcheck.mirrors.net.network_errors import NetworkError, StatusError
@@ -130,8 +130,7 @@ def _with_password(user: str, password: str) -> Account | None:
 def _of_helper(name: str, registry: str, path: Path) -> Account | None:
     """Return the login that docker-credential-NAME has; what it prints may hold a secret."""
     if "/" in name:
-        message = f"{path}: {name!r} is no name of a helper"
-        raise ConfigError(message, fix="write what follows docker-credential-")
+        refuse(f"{path}: {name!r} is no name of a helper", "write what follows docker-credential-")
     program, server = f"docker-credential-{name}", _HUB_KEY if registry == DOCKER_HUB else registry
     try:
         ended = subprocess.run(

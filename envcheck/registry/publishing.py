@@ -11,7 +11,7 @@ from typing import Final, cast
 import msgspec
 
 from envcheck.checks import LEVELS, limits
-from envcheck.errors import EnvcheckError
+from envcheck.errors import EnvcheckError, refuse
 from envcheck.matrix.facts.model import Cell
 from envcheck.registry import statement as statements
 from envcheck.registry.attachments import ARCHS, REPORT_TYPE, RemoteImage, attach, remote_images
@@ -145,8 +145,7 @@ def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | 
     try:  # a failed run in a form that no reader takes would take nothing back
         return statements.decode(statements.encode(statement))
     except MalformedError as error:
-        message = f"the report cannot be stated: {error}"
-        raise UnprovableError(message, fix=_AGAIN) from error
+        refuse(f"the report cannot be stated: {error}", _AGAIN, UnprovableError)
 
 
 def _refuse_unfinished(report: RunReport) -> None:

@@ -16,6 +16,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import msgspec
 
+from envcheck.errors import refuse
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import BrokenError, NetworkError, SlowError, StatusError
 from envcheck.mirrors.net.responses import HttpResponse
@@ -204,8 +205,7 @@ class Repository:
             fix = "check the host and the port; a proxy or a page to log in may answer"
             raise RegistryUnavailableError(message, fix=fix)
         if references.is_digest(name) and digest != name:
-            message = f"{where}: the registry sends the bytes of {digest}"
-            raise LyingError(message, fix=references.TAMPERED)
+            refuse(f"{where}: the registry sends the bytes of {digest}", references.TAMPERED, LyingError)
         manifest = documents.read_manifest(reply.body, kind, where)
         named = reference if isinstance(reference, Descriptor) else manifest.descriptor
         if (named.size, named.media_type) != (len(manifest.content), manifest.media_type):

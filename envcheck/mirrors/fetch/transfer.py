@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from envcheck.counting import counted
-from envcheck.errors import ConfigError, EnvcheckError, NotFoundError, PromiseError
+from envcheck.errors import EnvcheckError, NotFoundError, PromiseError, refuse
 from envcheck.mirrors.fetch import disk
 from envcheck.mirrors.fetch.download import FileDownload
 from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
@@ -28,8 +28,7 @@ def fetch(target: WantedFile, options: TransferOptions) -> FetchedFile:
     full, StoppedError if `options.stop` is set.
     """
     if target.path.is_dir():
-        message = f"{target.path} is a directory, not a file"
-        raise ConfigError(message, fix="choose another directory (--output)")
+        refuse(f"{target.path} is a directory, not a file", "choose another directory (--output)")
     target.path.parent.mkdir(parents=True, exist_ok=True)
     part = disk.part_path(target)
     with disk.locked(part, target.digest, options) as file:

@@ -21,7 +21,7 @@ import urllib3
 from urllib3.util import Timeout, make_headers
 
 from envcheck import __version__
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.mirrors.net.credentials import Login, logins, named_hosts
 from envcheck.mirrors.net.network_errors import NetworkError, SlowError, network_error, proxy_variable
 from envcheck.mirrors.net.responses import POOLS, HttpResponse, within
@@ -206,8 +206,7 @@ def _trust(ca: Path | None) -> ssl.SSLContext:
         try:
             context.load_verify_locations(ca)
         except (ssl.SSLError, OSError) as error:
-            message = f"{ca}: cannot read certificates: {error}"
-            raise ConfigError(message, fix="use a PEM bundle of certificates") from error
+            refuse(f"{ca}: cannot read certificates: {error}", "use a PEM bundle of certificates")
     return context
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.mirrors.profiles.model import (
     CLIENT_DEFAULT,
     HuggingFace,
@@ -88,8 +88,7 @@ def _pip_file(path: PurePath, text: str) -> list[tuple[str, str]]:
     try:
         parser.read_string(text, str(path))
     except configparser.Error as error:
-        message = f"{path}: {str(error).splitlines()[0]}"
-        raise ConfigError(message, fix="correct the file, or set PIP_CONFIG_FILE to another one") from error
+        refuse(f"{path}: {str(error).splitlines()[0]}", "correct the file, or set PIP_CONFIG_FILE to another one")
     return [pair for section in ("global", "install") if parser.has_section(section) for pair in parser.items(section)]
 
 
@@ -128,8 +127,7 @@ def _uv_file(path: PurePath, text: str) -> ClientConfig:
         default = next((t["url"] for t in tables if t.get("default")), plain.get("index-url"))
         extra = [*(t["url"] for t in tables if not t.get("default")), *plain.get("extra-index-url", [])]
     except (msgspec.MsgspecError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        message = f"{path}: {error}"
-        raise ConfigError(message, fix="correct the file (`uv pip list` refuses it too)") from error
+        refuse(f"{path}: {error}", "correct the file (`uv pip list` refuses it too)")
     return ClientConfig(index=default, extra=extra, find_links=plain.get("find-links", []))
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeVar, get_args
 import msgspec
 import yaml
 
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.host_config import host_profile
 from envcheck.mirrors.profiles.model import (
@@ -187,8 +187,7 @@ def _read_mapping(data: bytes, path: Path, kind: str) -> tuple[dict[Any, Any], L
     """Return the mapping in a YAML file, and what names a key path with file and line. Refuse credentials in it."""
     node, value = _read_yaml(data, path)
     if not isinstance(value, dict):
-        message = f"{path}: not {kind}: expected a mapping"
-        raise ConfigError(message, fix="docs/mirrors.md has an example of a profile")
+        refuse(f"{path}: not {kind}: expected a mapping", "docs/mirrors.md has an example of a profile")
     lines = _lines(node)
 
     def locate(key_path: str) -> str:
@@ -222,28 +221,24 @@ def _read_yaml(data: bytes, path: Path) -> tuple[yaml.Node | None, Any]:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             line = f"{path}:{event.start_mark.line + 1}" if event.start_mark else str(path)
             if depth > _DEEPEST:
-                message = f"{line}: nested more than {_DEEPEST} deep"
-                raise ConfigError(message, fix="close the brackets, or correct the indentation")
+                refuse(f"{line}: nested more than {_DEEPEST} deep", "close the brackets, or correct the indentation")
             if isinstance(event, yaml.AliasEvent):
                 message = f"{line}: YAML aliases are not supported"
                 raise ConfigError(message, fix="write the value out, or quote a text that begins with *")
         node = yaml.compose(data, Loader=yaml.SafeLoader)
         _check_keys(node, path)
         return node, None if node is None else yaml.SafeLoader("").construct_document(node)
-    except yaml.reader.ReaderError as error:
-        message = f"{path} is not a text file"
-        raise ConfigError(message, fix="write it in UTF-8, without control characters") from error
+    except yaml.reader.ReaderError:
+        refuse(f"{path} is not a text file", "write it in UTF-8, without control characters")
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{path}:{mark.line + 1}" if mark else str(path)
         # The quoted part may be a password: "could not determine a constructor for the tag '!...'".
         problem = getattr(error, "problem", None) or "unreadable"
         problem = re.sub(rf"""({_YAML_SIGN})|["'].*["']""", lambda match: match[1] or "'...'", problem)
-        message = f"{line}: not YAML: {problem}"
-        raise ConfigError(message, fix="correct the line") from error
+        refuse(f"{line}: not YAML: {problem}", "correct the line")
     except (ValueError, RecursionError) as error:
-        message = f"{path}: not YAML: {str(error).splitlines()[0]}"
-        raise ConfigError(message, fix="use only text, true or false, lists and mappings") from error
+        refuse(f"{path}: not YAML: {str(error).splitlines()[0]}", "use only text, true or false, lists and mappings")
 
 
 def _check_keys(node: yaml.Node | None, path: Path, name: str = "") -> None:
@@ -256,8 +251,7 @@ def _check_keys(node: yaml.Node | None, path: Path, name: str = "") -> None:
         for key, value in node.value:
             line = key.start_mark.line + 1
             if key.tag != _TEXT_TAG:
-                message = f"{path}:{line}: {name or 'profile'}: a key that is not text"
-                raise ConfigError(message, fix="quote the key, or correct it")
+                refuse(f"{path}:{line}: {name or 'profile'}: a key that is not text", "quote the key, or correct it")
             key_path = _printable(redacted(f"{name}.{key.value}".lstrip(".")))
             if key.value in first_lines:
                 message = f"{path}:{line}: {key_path}: duplicate key, first in line {first_lines[key.value]}"
@@ -350,8 +344,7 @@ def validate(profile: Profile, locate: LocateKey) -> Profile:
     """Return the profile. Raise ConfigError, naming the key, for a value that is malformed or may be a secret."""
     for check in (_url_problems, _name_problems, _credential_problems):
         for key_path, problem, fix in check(profile):
-            message = f"{locate(key_path)}: {problem}"
-            raise ConfigError(message, fix=fix)
+            refuse(f"{locate(key_path)}: {problem}", fix)
     return profile
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.mirrors.profiles.model import redacted
 
 # Characters with a meaning to nginx, a systemd unit or the shell that copies trees.
@@ -144,8 +144,7 @@ def checked(site: Site) -> Site:
         checked_url(url)
     for name in [*(registry.name for registry in site.registries), *site.sync, *site.trees]:
         if not _NAME.fullmatch(name):
-            message = f"{name!r} is not a valid name for a part of the site"
-            raise ConfigError(message, fix="use letters, digits, dots and dashes")
+            refuse(f"{name!r} is not a valid name for a part of the site", "use letters, digits, dots and dashes")
     for name, source in site.sync.items():
         if not _SOURCE.fullmatch(source):
             message = f"the source of {name} is not a source for rsync, or has a password"
@@ -171,8 +170,7 @@ def _texts(value: Any) -> Iterator[str]:
 def checked_url(url: str) -> str:
     """Return a URL. Raise ConfigError if it is not a URL."""
     if not _URL.fullmatch(url):
-        message = f"{redacted(url)!r} is not a URL of an upstream"
-        raise ConfigError(message, fix="write a URL with scheme and host")
+        refuse(f"{redacted(url)!r} is not a URL of an upstream", "write a URL with scheme and host")
     return url
 
 
@@ -197,6 +195,5 @@ def read(root: Path) -> Site:
         message = f"{path}: cannot read a mirror site: {error}"
         raise ConfigError(message, fix=f"run `envcheck mirror site render {root}` without --offline") from error
     if Path(site.root) != root.absolute():
-        message = f"{path} was made for {site.root}"
-        raise ConfigError(message, fix=f"run `envcheck mirror site render {root}` without --offline")
+        refuse(f"{path} was made for {site.root}", f"run `envcheck mirror site render {root}` without --offline")
     return site

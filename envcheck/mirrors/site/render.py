@@ -15,7 +15,7 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.data import data_path, rendered
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.mirrors.site.model import Site, checked, netloc
 
 _ONCE: Final = {
@@ -173,8 +173,7 @@ def write(root: Path, files: Mapping[str, str]) -> RenderedFiles:
 def refuse_foreign_directory(root: Path) -> None:
     """Raise ConfigError for a directory that is neither empty nor a site's."""
     if root.is_dir() and any(root.iterdir()) and not (root / "site.json").exists():
-        message = f"{root} is not empty and not a mirror site"
-        raise ConfigError(message, fix="name an empty directory")
+        refuse(f"{root} is not empty and not a mirror site", "name an empty directory")
 
 
 def _read_rendered(root: Path) -> dict[str, str]:

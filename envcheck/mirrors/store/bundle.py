@@ -25,7 +25,7 @@ import msgspec
 
 from envcheck import safe_files, signing
 from envcheck.counting import counted
-from envcheck.errors import ConfigError, PromiseError, UnavailableError
+from envcheck.errors import PromiseError, UnavailableError, refuse
 from envcheck.mirrors.store import tree
 from envcheck.mirrors.store.objects import Store, digest_or_none, sync_folder
 from envcheck.mirrors.store.tree import Contents
@@ -78,15 +78,13 @@ def _draft(to: Path) -> Iterator[tuple[IO[bytes], Path]]:
     """
     to.mkdir(parents=True, exist_ok=True)
     if (to / SUMS).exists():
-        message = f"{to}: a bundle exists already"
-        raise ConfigError(message, fix="give -o another directory, or remove it")
+        refuse(f"{to}: a bundle exists already", "give -o another directory, or remove it")
     draft = to / f".{TAR}"
     with os.fdopen(safe_files.create_or_reopen(draft), "r+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            message = f"{to}: another export is writing there"
-            raise ConfigError(message, fix="wait for it, or choose another -o directory") from error
+        except BlockingIOError:
+            refuse(f"{to}: another export is writing there", "wait for it, or choose another -o directory")
         try:
             file.truncate()
             yield file, draft
@@ -151,13 +149,11 @@ def verified(source: Path, *, sha256: str | None = None, key: Path | None = None
     """
     try:
         sums = safe_files.read_regular(source / SUMS, 1000)
-    except OSError as error:
-        message = f"{source}: cannot read {SUMS}"
-        raise ConfigError(message, fix="name the directory that `envcheck store export` wrote") from error
+    except OSError:
+        refuse(f"{source}: cannot read {SUMS}", "name the directory that `envcheck store export` wrote")
     match = _SUMS.fullmatch(sums)
     if match is None:
-        message = f"{source / SUMS}: it is not the line that `envcheck store export` writes"
-        raise ConfigError(message, fix="copy the bundle again")
+        refuse(f"{source / SUMS}: it is not the line that `envcheck store export` writes", "copy the bundle again")
     digest, tar = match[1].decode(), source / TAR
     if sha256 not in (None, digest):
         message = f"{source}: the bundle has another digest than {sha256}"
@@ -165,11 +161,9 @@ def verified(source: Path, *, sha256: str | None = None, key: Path | None = None
     if key is not None:
         _check_signature(source, sums, key)
     if tar.is_symlink() or not tar.is_file():
-        message = f"{source}: missing: {TAR}"
-        raise UnavailableError(message, fix="copy all files of the bundle there")
+        refuse(f"{source}: missing: {TAR}", "copy all files of the bundle there", UnavailableError)
     if digest_or_none(tar) != digest:
-        message = f"{tar}: it has another sha256 than {SUMS} says"
-        raise PromiseError(message, fix="copy it again")
+        refuse(f"{tar}: it has another sha256 than {SUMS} says", "copy it again", PromiseError)
     return VerifiedBundle(tar, digest)
 
 
@@ -234,8 +228,7 @@ def _unpack(bundle: VerifiedBundle, staging: Path, accept: Callable[[Contents], 
         message = f"{tar}: it changed while it was read"
         raise PromiseError(message, fix="copy the bundle to a disk of this machine, and import that")
     if expected:
-        message = f"{tar}: the bundle lacks {len(expected)} of its files"
-        raise PromiseError(message, fix="export it again")
+        refuse(f"{tar}: the bundle lacks {len(expected)} of its files", "export it again", PromiseError)
     return contents
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from envcheck import safe_files
-from envcheck.errors import ConfigError, PromiseError, UnavailableError
+from envcheck.errors import PromiseError, UnavailableError, refuse
 from envcheck.mirrors.fetch.disk import digest_of
 from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
@@ -51,8 +51,7 @@ class Store:
 
     def __init__(self, root: Path, note: Callable[[str], None] = lambda _: None) -> None:
         if root.exists() and not root.is_dir():
-            message = f"{root} is a file"
-            raise ConfigError(message, fix="give --store a directory")
+            refuse(f"{root} is a file", "give --store a directory")
         self.root = root.absolute()
         self._note = note
 
@@ -150,9 +149,8 @@ class Store:
         try:
             _link(self.path(sha256), fresh)
             fresh.replace(target)
-        except FileNotFoundError as error:
-            message = f"{self.root}: there is no {self.name(sha256) or sha256}"
-            raise UnavailableError(message, fix="fetch it again") from error
+        except FileNotFoundError:
+            refuse(f"{self.root}: there is no {self.name(sha256) or sha256}", "fetch it again", UnavailableError)
         finally:
             fresh.unlink(missing_ok=True)  # two names of one file stay two names when one is renamed to the other
         self.touch(sha256)

@@ -24,7 +24,7 @@ import msgspec
 from packaging.utils import parse_wheel_filename
 
 from envcheck.data import rendered
-from envcheck.errors import ConfigError, PromiseError
+from envcheck.errors import PromiseError, refuse
 from envcheck.mirrors.hub import HubFile, Revision, format_lock, parse_lock
 from envcheck.mirrors.index import NAME_MAX, parse_file_name
 from envcheck.mirrors.store.objects import Store
@@ -97,11 +97,9 @@ def parse_contents(data: bytes, where: str) -> Contents:
     try:
         contents = msgspec.json.decode(data, type=Contents)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        message = f"{where}: not a valid list of contents: {error}"
-        raise ConfigError(message, fix="export it again with `envcheck store export`") from error
+        refuse(f"{where}: not a valid list of contents: {error}", "export it again with `envcheck store export`")
     for wrong in _problems(contents):
-        message = f"{where}: {wrong}"
-        raise ConfigError(message, fix="export it again with `envcheck store export`")
+        refuse(f"{where}: {wrong}", "export it again with `envcheck store export`")
     return contents
 
 
