@@ -63,6 +63,7 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
 class Table(msgspec.Struct, frozen=True, kw_only=True):
     """The content of doctor.toml."""
 
+    forms: dict[str, str]
     rules: list[Rule]
     places: Places
 
@@ -124,7 +125,10 @@ def kind_of(name: str) -> Kind:
 def _code(text: Document) -> str:
     if text.kind in {"json", "environment"}:
         return text.content
-    code = _without_comments(_without_docstrings(text.content) if text.kind == "python" else text.content)
+    code = text.content
+    if text.kind == "python":  # triple-quoted strings that begin a line are docstrings, as a rule
+        code = _TRIPLE.sub(lambda match: match[0] if match["first"] is None else re.sub(r"[^\n]", " ", match[0]), code)
+    code = _without_comments(code)
     return _CONTINUED.sub(lambda match: " " * len(match[0]), code)
 
 
@@ -141,11 +145,6 @@ def _without_comments(code: str) -> str:
     return _COMMENT.sub(blank, code)
 
 
-def _without_docstrings(code: str) -> str:
-    """Blank triple-quoted strings that begin a line: docstrings, as a rule."""
-    return _TRIPLE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]) if match["first"] is not None else match[0], code)
-
-
 def _commands(code: str) -> Iterator[tuple[int, str]]:
     at = 0
     # Ignore separators between quotes.
@@ -155,24 +154,6 @@ def _commands(code: str) -> Iterator[tuple[int, str]]:
         at = match.end()
     if code[at:].strip():
         yield at, code[at:]
-
-
-def _setting(name: str) -> str:
-    """Return a pattern for an assignment of a variable in a shell, a Dockerfile, YAML, JSON, TOML or Python."""
-    return (
-        rf"(?:(?<![\w$%{{.-]){name}(?:[\"']\])?\s*(?:=(?!=)|:\s)|\b(?:ENV|ARG|setenv|set\s+-gx|set\s+-x)\s+{name}\b"
-        # A table of names, such as {"HF_MIRROR": "HF_ENDPOINT"}, assigns no value.
-        rf"|(?<=[\"']){name}[\"']\s*:[ \t]*(?![\"'][A-Z_]+[\"'])\S"
-        rf"|\bname:[ \t]*[\"']?{name}[\"']?[ \t]*\r?\n[ \t]{{0,40}}value:"
-        rf"|(?:setdefault|putenv)\(\s*[\"']{name}[\"'])"
-    )
-
-
-def _reading(name: str) -> str:
-    return (
-        rf"(?:\$\{{?{name}\b|%{name}%|(?:getenv|environ\.get)\(\s*[\"']{name}\b"
-        rf"|environ\[[\"']{name}[\"']\](?!\s*=[^=])|\benv\.{name}\b|\bvars\.{name}\b)"
-    )
 
 
 @functools.cache
@@ -189,8 +170,8 @@ def rules() -> list[Rule]:
 def _for_variable(row: Rule, name: str, instead: str) -> Rule:
     def filled(pattern: str) -> str:
         pattern = pattern.replace("NAME>", f"{name}>").replace("<loopback>", _LOOPBACK)
-        pattern = re.sub(r"<set ([^>]+)>", lambda match: _setting(match[1]), pattern)
-        return re.sub(r"<read ([^>]+)>", lambda match: _reading(match[1]), pattern)
+        forms = _table().forms
+        return re.sub(r"<(set|read) ([^>]+)>", lambda match: forms[match[1]].replace("NAME", match[2]), pattern)
 
     patterns = {key: filled(getattr(row, key)) for key in ("pattern", "needs", "unless", "after")}
     if not name:

@@ -169,11 +169,6 @@ def _api_url(endpoint: str, ref: Reference, what: str) -> str:
     return f"{endpoint.rstrip('/')}/api/{ref.kind}s/{ref.repo}/{what}/{quote(ref.revision, safe='')}"
 
 
-def cache_folder(ref: Reference) -> str:
-    """Return the name of a repository's directory in huggingface_hub's cache."""
-    return f"{ref.kind}s--{ref.repo.replace('/', '--')}"
-
-
 def git_sha1(content: bytes) -> str:
     """Return the git blob sha1 of a file's content, which is its ETag outside LFS."""
     hasher = git_hasher(len(content))
@@ -229,18 +224,17 @@ def parse_lock(text: bytes, where: str) -> Revision:
         lock = msgspec.json.decode(text, type=Revision)
     except (msgspec.DecodeError, RecursionError) as error:
         refuse(f"{where}: not a valid model lock: {error}", "make one with `envcheck lock --model REPO@REV`")
-    bad = next((file.path for file in lock.files if not _is_valid(file)), None) or _clash(lock.files)
+    bad = _clash(lock.files)
+    for file in lock.files:
+        # The hashes become file names.
+        has_hashes = _SHA256.fullmatch(file.sha256 or "") and (file.sha1 is None or _COMMIT.fullmatch(file.sha1))
+        if not has_hashes or file.size < 0 or not _is_safe_path(file.path):
+            bad = file.path
     valid_names = _COMMIT.fullmatch(lock.revision) and _NAME.fullmatch(lock.repo) and ".." not in lock.repo
     if bad is not None or not valid_names or not (lock.ref is None or _REF_NAME.fullmatch(lock.ref)):
         problem = f"{bad!r} has no hash, leads outside or is repeated" if bad else "no valid repository, commit and ref"
         refuse(f"{where}: {problem}", "make it again with `envcheck lock --model REPO@REV`")
     return lock
-
-
-def _is_valid(file: HubFile) -> bool:
-    """Tell whether a lock's file has a safe path, a size and a sha256; its sha1, which becomes a file name, is hex."""
-    has_hashes = _SHA256.fullmatch(file.sha256 or "") and (file.sha1 is None or _COMMIT.fullmatch(file.sha1))
-    return _is_safe_path(file.path) and bool(has_hashes) and file.size >= 0
 
 
 def format_lock(lock: Revision) -> bytes:
@@ -346,7 +340,7 @@ def fetch_revision(
     file. Equal files are one blob. Progress and errors name a file by its path in the repository, not by its blob.
     """
     ref = Reference(revision.kind, revision.repo, revision.revision)
-    folder = safe_files.directory(to, cache_folder(ref))
+    folder = safe_files.directory(to, f"{ref.kind}s--{ref.repo.replace('/', '--')}")  # as huggingface_hub names it
     blobs = safe_files.directory(folder, "blobs")
     names = {file.blob: file.path for file in revision.files}
     wanted = [

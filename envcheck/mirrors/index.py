@@ -83,16 +83,13 @@ def listed_files(answer: HttpResponse) -> list[IndexFile]:
 def parse_page(body: Iterable[bytes], kind: str, url: str) -> list[IndexFile]:
     """Return the files of a page at `url` with absolute URLs; `kind` is its content type. Raise NetworkError."""
     try:
-        return _parse_json(b"".join(body), url) if "json" in kind else _parse_html(body, url)
-    except (
-        msgspec.DecodeError,
-        RecursionError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        AssertionError,
-        ValueError,
-    ) as error:
+        if "json" not in kind:
+            return _parse_html(body, url)
+        text = b"".join(body)
+        if text.count(b'"filename"') > _MOST:
+            raise _too_many_error()
+        return [_parse_entry(entry, url) for entry in msgspec.json.decode(text)["files"]]
+    except (RecursionError, KeyError, TypeError, AttributeError, AssertionError, ValueError) as error:
         # Python's parser of HTML raises two of them for a bad `<![` and for a character reference with many digits.
         message = f"its page is not {'PEP 691 JSON' if 'json' in kind else 'valid HTML'}"
         raise NetworkError(message) from error
@@ -108,12 +105,6 @@ def _parse_html(chunks: Iterable[bytes], url: str) -> list[IndexFile]:
                 message = f"its page has a tag of more than {_LONGEST_TAG} characters"
                 raise NetworkError(message)
     return reader.files
-
-
-def _parse_json(body: bytes, url: str) -> list[IndexFile]:
-    if body.count(b'"filename"') > _MOST:
-        raise _too_many_error()
-    return [_parse_entry(entry, url) for entry in msgspec.json.decode(body)["files"]]
 
 
 def _too_many_error() -> NetworkError:
@@ -396,15 +387,15 @@ def _read_pages(requests: Sequence[tuple[LockedPackage, str]], client: Client) -
             return error.reasons[request[1]]
 
     pages = dict(zip(requests, map_in_threads(read, requests, _AT_ONCE), strict=True))
-    listed = {package for (package, _), page in pages.items() if _lists_package(page, package)}
+    listed = {
+        package
+        for (package, _), page in pages.items()
+        if isinstance(page, list) and any(file.sha256 is None or file.sha256 in package.sha256 for file in page)
+    }
     busy = [
         one for one, page in pages.items() if isinstance(page, NetworkError) and page.retry and one[0] not in listed
     ]
     return pages | dict(zip(busy, map_in_threads(read_again, busy, _AT_ONCE), strict=True))
-
-
-def _lists_package(page: Page, package: LockedPackage) -> bool:
-    return isinstance(page, list) and any(file.sha256 is None or file.sha256 in package.sha256 for file in page)
 
 
 def read_project(

@@ -123,7 +123,10 @@ class Client:
         began = time.monotonic()
         try:
             sent = {"User-Agent": f"envcheck/{__version__}", "Accept-Encoding": "identity", **request.headers}
-            sent |= self._auth(url, request.login)
+            for login in self._logins if request.login is None else [request.login, *self._logins]:
+                if (header := login.header(url)) is not None:
+                    sent["Authorization"] = header
+                    break
             with _opened(request) as (options, size):
                 timeout = Timeout(connect=self._connect, read=self._read + size / _DIGESTED)
                 sent |= {} if request.method in _BODILESS else {"Content-Length": str(size)}
@@ -138,11 +141,6 @@ class Client:
             raise failure from error
         self._silent.pop(host_of(url), None)
         return response
-
-    def _auth(self, url: str, login: Login | None) -> dict[str, str]:
-        logins = self._logins if login is None else [login, *self._logins]
-        authorization = next((header for one in logins if (header := one.header(url)) is not None), None)
-        return {} if authorization is None else {"Authorization": authorization}
 
     def _pool(self, url: str) -> urllib3.PoolManager:
         proxy, secure = proxy_of(url), urlsplit(url).scheme == "https"

@@ -79,14 +79,12 @@ class Netrc:
 
     def header(self, url: str) -> str | None:
         """Return the login for the URL's host if it may be sent there, else None."""
-        login = self._hosts.get(urlsplit(url).hostname or "")
-        return _basic(login[0], login[2]) if login and self._may(origin_of(url)) else None
-
-    def _may(self, origin: tuple[str, str | None, int | None]) -> bool:
-        scheme, host, port = origin
+        scheme, host, port = origin = origin_of(url)
+        allowed = is_loopback(host or "") or (scheme, port) == ("https", 443)
         if any(named_host == host for _, named_host, _ in self._named):
-            return origin in self._named
-        return is_loopback(host or "") or (scheme, port) == ("https", 443)
+            allowed = origin in self._named
+        login = self._hosts.get(host or "")
+        return _basic(login[0], login[2]) if login and allowed else None
 
 
 def host_credentials(profile: Profile, environ: Mapping[str, str] | None = None) -> list[HostCredential]:
@@ -132,9 +130,11 @@ def logins(profile: Profile, *more_endpoints: str, environ: Mapping[str, str] | 
     the endpoints, and only if the profile allows it.
     """
     environ = os.environ if environ is None else environ
-    own = _hub_token(environ) if profile.hf.token == "allow" else ""  # noqa: S105 (a policy)
+    own, file = "", token_path(environ)
+    if profile.hf.token == "allow":  # noqa: S105 (a policy)
+        own = (environ.get("HF_TOKEN") or (file.read_text(errors="replace") if file.is_file() else "")).strip()
     endpoints = dict.fromkeys([*profile.hf.endpoints, *filter(None, [profile.hf.trusted]), *more_endpoints])
-    tokens = [OriginLogin(url, f"Bearer {own}") for url in endpoints if own]
+    tokens = [OriginLogin(url, f"Bearer {own}") for url in endpoints if own and own.isprintable()]
     named = [*profile_urls(profile), *more_endpoints]
     return [
         *host_credentials(profile, environ),
@@ -147,12 +147,6 @@ def token_path(environ: Mapping[str, str]) -> Path:
     """Return the file in which huggingface_hub keeps its token."""
     home = environ.get("HF_HOME") or str(Path(environ.get("HOME") or "/root", ".cache/huggingface"))
     return Path(environ.get("HF_TOKEN_PATH") or f"{home}/token")
-
-
-def _hub_token(environ: Mapping[str, str]) -> str:
-    file = token_path(environ)
-    token = environ.get("HF_TOKEN") or (file.read_text(errors="replace") if file.is_file() else "")
-    return token.strip() if token.strip().isprintable() else ""
 
 
 def _basic(user: str, password: str) -> str:

@@ -140,16 +140,13 @@ def _text(error: Exception) -> str:
     refused = _TUNNEL.match(str(error))
     if refused:
         return f"it answers {refused[1]}"
-    if isinstance(error, urllib3.exceptions.ProtocolError) and any(map(_is_not_http, error.args)):
+    # http.client could not read a status line, a header or a chunk; a closed connection is none of these.
+    unread = [one for one in error.args if isinstance(one, http.client.HTTPException)]
+    cut_off = (OSError, http.client.IncompleteRead)
+    if isinstance(error, urllib3.exceptions.ProtocolError) and not all(isinstance(one, cut_off) for one in unread):
         return _NOT_HTTP
     text = next((text for kind, text in _TEXTS.items() if isinstance(error, kind)), None)
     return text or getattr(error, "strerror", None) or f"the request failed ({type(error).__name__})"
-
-
-def _is_not_http(reason: object) -> bool:
-    """Tell whether http.client could not read a status line, a header or a chunk; a closed connection is none."""
-    cut_off = (OSError, http.client.IncompleteRead)
-    return isinstance(reason, http.client.HTTPException) and not isinstance(reason, cut_off)
 
 
 def _retry_after(headers: Mapping[str, str], now: float) -> float | None:

@@ -30,13 +30,6 @@ class AptSource(msgspec.Struct, frozen=True, kw_only=True):
     suites: list[str]
 
 
-def parse_sources(texts: Iterable[tuple[str, str]]) -> list[AptSource]:
-    """Return the enabled binary sources of (file name, content) pairs, in order."""
-    return [
-        source for name, text in texts for source in (_deb822(text) if name.endswith(".sources") else _one_line(text))
-    ]
-
-
 def _deb822(text: str) -> list[AptSource]:
     sources = []
     lines = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
@@ -142,7 +135,10 @@ def host_profile(environ: Mapping[str, str] | None = None, root: Path = Path("/"
     home = Path(environ.get("HOME") or "/root")
     uv = uv_config(_read_existing(_uv_files(environ, root, home)), environ)
     pip = pip_config(_read_existing(_pip_files(environ, root, home)), environ)
-    return merge(uv, pip, ca=_ca(environ, pip), netrc=_netrc(environ, home), hf=_hf(environ))
+    ca = next((path for path in [*map(environ.get, _CA_VARIABLES), pip.cert] if path), None)
+    netrc = Path(environ.get("NETRC") or home / ".netrc")
+    hf = HuggingFace(endpoint=environ.get("HF_ENDPOINT") or None)
+    return merge(uv, pip, ca=ca, netrc=str(netrc) if netrc.is_file() else None, hf=hf)
 
 
 def merge(uv: ClientConfig, pip: ClientConfig, *, ca: str | None, netrc: str | None, hf: HuggingFace) -> Profile:
@@ -164,9 +160,9 @@ def apt_sources(root: Path = Path("/")) -> list[AptSource]:
     """Return this machine's enabled apt sources, an empty list if it has no apt."""
     etc = root / "etc/apt"
     files = [etc / "sources.list", *sorted((etc / "sources.list.d").glob("*"))]
-    return parse_sources(
-        (path.name, text) for path, text in _read_existing(files) if path.suffix in {".list", ".sources"}
-    )
+    parsers = {".list": _one_line, ".sources": _deb822}
+    read = _read_existing([path for path in files if path.suffix in parsers])
+    return [source for path, text in read for source in parsers[path.suffix](text)]
 
 
 def system_roots(environ: Mapping[str, str] | None = None) -> Path | None:
@@ -230,17 +226,3 @@ def _uv_files(environ: Mapping[str, str], root: Path, home: Path) -> list[Path]:
         return [Path(environ["UV_CONFIG_FILE"])]
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     return [root / "etc/uv/uv.toml", config / "uv/uv.toml"]
-
-
-def _ca(environ: Mapping[str, str], pip: ClientConfig) -> str | None:
-    configured = [environ.get(variable) for variable in _CA_VARIABLES]
-    return next((path for path in [*configured, pip.cert] if path), None)
-
-
-def _netrc(environ: Mapping[str, str], home: Path) -> str | None:
-    path = Path(environ.get("NETRC") or home / ".netrc")
-    return str(path) if path.is_file() else None
-
-
-def _hf(environ: Mapping[str, str]) -> HuggingFace:
-    return HuggingFace(endpoint=environ.get("HF_ENDPOINT") or None)

@@ -58,20 +58,19 @@ def with_links(index: SiteIndex, pages: Sequence[str], client: Client, links: Se
 
 
 def _linked_urls(client: Client, pages: Iterable[str]) -> list[str]:
-    answers = map_in_threads(lambda page: _read_page(client, page), pages, _THREADS)
+    def read_page(page: str) -> list[simple_api.IndexFile] | str:
+        try:
+            return simple_api.read_page(client, page)
+        except NetworkError as error:
+            return f"{host_of(page)}: {error}"
+
+    answers = map_in_threads(read_page, pages, _THREADS)
     read = [answer for answer in answers if not isinstance(answer, str)]
     if not read:
         why = next((answer for answer in answers if isinstance(answer, str)), "no page is known")
         message = f"cannot read the links on the index's pages: {why}"
         raise UnavailableError(message, fix="name the hosts with --link URL, or render on a machine that has access")
     return [file.url for files in read for file in files if file.url.startswith(("https://", "http://"))]
-
-
-def _read_page(client: Client, page: str) -> list[simple_api.IndexFile] | str:
-    try:
-        return simple_api.read_page(client, page)
-    except NetworkError as error:
-        return f"{host_of(page)}: {error}"
 
 
 def machine_roots() -> str:

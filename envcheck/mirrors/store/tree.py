@@ -173,7 +173,10 @@ class TreeFiles(NamedTuple):
 
 def tree_files(contents: Contents) -> TreeFiles:
     """Return the tree of these contents. Equal contents give equal bytes."""
-    objects = {path: digest for wheel in contents.wheels for path, digest in _wheel_paths(wheel).items()}
+    objects: dict[str, str] = {}
+    for wheel in contents.wheels:
+        path = f"files/{wheel.sha256}/{wheel.name}"
+        objects |= {path: wheel.sha256, **({f"{path}.metadata": wheel.metadata} if wheel.metadata else {})}
     pages = _index_pages(contents.wheels)
     headers: dict[str, dict[str, str]] = {}
     for model in contents.models:
@@ -210,14 +213,10 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _wheel_paths(wheel: Wheel) -> dict[str, str]:
-    path = f"files/{wheel.sha256}/{wheel.name}"
-    return {path: wheel.sha256, **({f"{path}.metadata": wheel.metadata} if wheel.metadata else {})}
-
-
 def _index_pages(wheels: Iterable[Wheel]) -> dict[str, bytes]:
     pages: dict[str, bytes] = {}
-    for root, of_index in groupby(sorted(wheels, key=_sort_key), key=_index_root):
+    ordered = sorted(wheels, key=lambda wheel: (_index_root(wheel), wheel.project, wheel.name, wheel.sha256))
+    for root, of_index in groupby(ordered, key=_index_root):
         projects = {project: list(files) for project, files in groupby(of_index, key=lambda wheel: wheel.project)}
         pages[f"{root}/index.html"] = _html("Simple index", [f'<a href="{name}/">{name}</a>' for name in projects])
         up = "../" * (root.count("/") + 2)
@@ -228,10 +227,6 @@ def _index_pages(wheels: Iterable[Wheel]) -> dict[str, bytes]:
 
 def _index_root(wheel: Wheel) -> str:
     return "simple" if wheel.index == "pypi" else f"whl/{wheel.index.partition('/')[2]}"
-
-
-def _sort_key(wheel: Wheel) -> tuple[str, str, str, str]:
-    return _index_root(wheel), wheel.project, wheel.name, wheel.sha256
 
 
 def _html(title: str, links: Iterable[str]) -> bytes:
