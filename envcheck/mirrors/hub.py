@@ -4,8 +4,6 @@ Only the endpoints `revision`, `tree` and `resolve` are used, for files of any s
 plane does not support mirrors (huggingface_hub#4475).
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

@@ -3,8 +3,6 @@
 Pages, and the names on them, are not trusted: a name could cost time or memory.
 """
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import dataclasses
@@ -183,8 +181,7 @@ def python_index() -> str:
 
 def pytorch_index() -> str:
     """Return the base URL of PyTorch's indexes (`/cpu`, ... follow it): uv, offline, reports what it would read."""
-    process = _uv("--torch-backend", "cpu", "--offline", "--verbose", requirements="torch")
-    match = _PYTORCH.search(process.stderr)
+    match = _PYTORCH.search(_uv("--torch-backend", "cpu", "--offline", "--verbose", requirements="torch").stderr)
     if match is None:
         message = "uv does not report the index of PyTorch's wheels"
         raise UnavailableError(message, fix="name an index in a mirror profile, under `pytorch:`")

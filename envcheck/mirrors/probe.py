@@ -4,8 +4,6 @@ Pages and first bytes are requested in parallel; rates are measured one mirror a
 No speed outweighs a failed criterion.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time
@@ -316,8 +314,7 @@ def _criteria(measured: MirrorMeasurement) -> Iterator[Criterion]:
     if measured.untrusted is not None:
         yield Criterion(name="tls", passed=False, why=measured.untrusted)
     elif measured.answered and measured.plain:
-        why = "plain http: only the lock's hashes protect the bytes"
-        yield Criterion(name="tls", passed=None, why=why, hard=False)
+        yield Criterion(name="tls", passed=None, why="plain http: only the lock's hashes protect the bytes", hard=False)
     elif measured.answered:
         yield Criterion(name="tls", passed=True, why="every certificate is trusted")
     yield _coverage(measured)
@@ -454,8 +451,7 @@ def _indexes(used: Sequence[RankedMirror], profiles: Mapping[str, Profile], fami
     part = PYPI if family == PYPI else "pytorch/{variant}"
     remote: list[Index] = []
     for profile in (profiles[one.mirror] for one in used if one.part.partition("/")[0] == family):
-        named = [index for index in profile.indexes(family) if index.local is None]
-        remote += named or network_sources(profile, part)
+        remote += [index for index in profile.indexes(family) if index.local is None] or network_sources(profile, part)
     return list(dict.fromkeys([*_local_indexes(profiles.values(), family), *remote]))
 
 

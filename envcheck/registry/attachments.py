@@ -21,10 +21,9 @@ from msgspec import structs
 from envcheck.errors import EnvcheckError
 from envcheck.mirrors.net.waits import map_in_threads
 from envcheck.registry import documents
-from envcheck.registry.documents import Descriptor, ImageManifest, StoredManifest, described, digest_of
+from envcheck.registry.documents import Descriptor, ImageManifest, LyingError, StoredManifest, digest_of
 from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations
 from envcheck.registry.judge import ListedProof
-from envcheck.registry.references import AbsentError, LyingError, RefusedError, RegistryUnavailableError, is_digest
 from envcheck.registry.repository import Repository, codes_in
 from envcheck.registry.statement import MOST_JSON, MOST_REPORT, PREDICATE_TYPE, ProofRefusal, Rejection, ReportReference
 from envcheck.struct_types import LightRecord, know_types
@@ -139,7 +138,7 @@ def attach(
         schema_version=2,
         media_type=documents.OCI_MANIFEST,
         artifact_type=artifact_type,
-        config=described(documents.EMPTY, documents.EMPTY_TYPE),
+        config=documents.described(documents.EMPTY, documents.EMPTY_TYPE),
         layers=[_layer(*layer, inline=inline) for layer in layers],
         subject=structs.replace(subject, data="", platform=None),
         annotations=dict(annotations),
@@ -152,17 +151,17 @@ def attach(
         try:
             reply = repository.push_manifest(content, documents.OCI_MANIFEST, tag)
             break
-        except RefusedError as error:
+        except documents.RefusedError as error:
             if number == _TRIES or not _UNKNOWN & set(error.codes):
                 raise
-    named = described(content, documents.OCI_MANIFEST)
+    named = documents.described(content, documents.OCI_MANIFEST)
     listed = reply.headers.get("OCI-Subject") == subject.digest
     return Attachment(named, "" if listed else _entered(repository, subject.digest, named, document))
 
 
 def _layer(kind: str, content: bytes, *, inline: bool) -> Descriptor:
     small = inline and len(content) <= _INLINE
-    return structs.replace(described(content, kind), data=base64.b64encode(content).decode() if small else "")
+    return structs.replace(documents.described(content, kind), data=base64.b64encode(content).decode() if small else "")
 
 
 def _entered(repository: Repository, subject: str, named: Descriptor, document: ImageManifest) -> str:
@@ -187,7 +186,7 @@ def _index(repository: Repository, tag: str, subject: str) -> dict[str, Any]:
     """Return the fallback index with all it holds, or an empty one. Raise LyingError if the tag is something else."""
     try:
         manifest = repository.manifest(tag)
-    except AbsentError:
+    except documents.AbsentError:
         return {"schemaVersion": 2, "mediaType": documents.OCI_INDEX, "manifests": []}
     document = msgspec.json.decode(manifest.content)
     if manifest.digest != subject and manifest.is_index and isinstance(document.get("manifests"), list):
@@ -209,7 +208,10 @@ def referrers(
     with contextlib.suppress(LyingError):  # anybody who can write to the registry could put something else there
         listed = _listed(_index(repository, fallback_tag(subject), subject))
     listed |= _from_api(repository, subject)  # the API's types are the manifests' own; an index is anybody's word
-    own = _own_tags(subject, repository.tags() if tags is None else tags, without)
+    # The own tags, each with the start of its artifact's digest.
+    before = f"{fallback_tag(subject)}."
+    mine = (_OWN.fullmatch(tag) for tag in (repository.tags() if tags is None else tags) if tag.startswith(before))
+    own = {match[0]: match[2] for match in mine if match and match[3] != _ENDS.get(without)}
     if len(listed) + len(own) > _MOST:
         message = (
             f"{repository.reference.name} lists {len(listed) + len(own)} artifacts for {subject}, more than {_MOST}"
@@ -240,19 +242,12 @@ def _start(digest: str) -> str:
     return digest.partition(":")[2][:12]
 
 
-def _own_tags(subject: str, tags: Sequence[str], without: str) -> dict[str, str]:
-    """Return the own tags of what is attached to a digest, each with the start of the artifact's digest."""
-    before, end = f"{fallback_tag(subject)}.", _ENDS.get(without)
-    mine = (_OWN.fullmatch(tag) for tag in tags if tag.startswith(before))
-    return {match[0]: match[2] for match in mine if match and match[3] != end}
-
-
 def _read(repository: Repository, subject: str, name: str, start: str) -> Referrer | Rejection:
     """Return the artifact of a digest or an own tag, or why it does not count."""
     try:
         manifest = repository.manifest(name)
         image = manifest.image()
-    except AbsentError:
+    except documents.AbsentError:
         return Rejection(ProofRefusal.DANGLING, "the registry lists it, and does not have it: it may have been deleted")
     except LyingError as error:
         return Rejection(ProofRefusal.TAMPERED, error.message)
@@ -273,7 +268,7 @@ def _from_api(repository: Repository, subject: str) -> dict[str, str]:
     for number, reply in enumerate(repository.pages(path, label, (200, *_NO_API))):
         if reply.status in _NO_API and number:
             message = f"{repository.reference.registry} lists {label} in part only"
-            raise RegistryUnavailableError(message, fix="try again; ask who runs the registry")
+            raise documents.RegistryUnavailableError(message, fix="try again; ask who runs the registry")
         if reply.status in _NO_API:
             # No words of a registry: there is no such path, whatever the subject.
             repository.lacks_referrers = reply.status == HTTPStatus.NOT_FOUND and not codes_in(reply.body)
@@ -290,7 +285,7 @@ def _listed(document: Any) -> dict[str, str]:
     entries = document.get("manifests") if isinstance(document, dict) else None
     rows = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     named = [(str(row.get("digest")), str(row.get("artifactType", ""))) for row in rows]
-    return {digest: kind for digest, kind in named if is_digest(digest)}
+    return {digest: kind for digest, kind in named if documents.is_digest(digest)}
 
 
 def remote_images(repository: Repository, tag_or_digest: str, arch: str | None = None) -> list[RemoteImage]:
@@ -363,7 +358,7 @@ def _blob(repository: Repository, descriptor: Descriptor, most: int, label: str)
     """Return a blob, or why it does not count. A registry that does not answer is an error: nothing is known then."""
     try:
         return repository.blob(descriptor, most)
-    except AbsentError:
+    except documents.AbsentError:
         return Rejection(ProofRefusal.DANGLING, f"{label} {descriptor.digest} is not there")
     except LyingError as error:
         return Rejection(ProofRefusal.TAMPERED, error.message)

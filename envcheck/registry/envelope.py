@@ -5,8 +5,6 @@ that an identity signed has a certificate instead, and an entry in a public log;
 it. No service is asked to verify: the policy names a file with the keys of the certificate authority and logs.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import functools
@@ -20,7 +18,7 @@ import msgspec
 from envcheck import safe_files
 from envcheck.counting import printable
 from envcheck.errors import ConfigError, UnavailableError, refuse
-from envcheck.registry.statement import MalformedError, ProofRefusal, Rejection, decode_json, from_base64
+from envcheck.registry.statement import MalformedError, ProofRefusal, Rejection, decode_json, expect, from_base64
 from envcheck.signing import PrivateKey, PublicKey, certified_identity
 from envcheck.struct_types import LightRecord, know_types
 
@@ -97,14 +95,14 @@ def authenticated(payload: bytes, payload_type: str) -> bytes:
 
 
 def open_envelope(
-    content: bytes, payload_type: str, keys: Sequence[PublicKey], identities: Identities | None = None
+    content: bytes, payload_type: str, keys: Sequence[PublicKey], identities: "Identities | None" = None
 ) -> EnvelopeContents | Rejection:
     """Return the payload of this type, signed by an allowed key or identity, or why not. It never raises."""
     try:
         bundle = decode_json(content, _Bundle)
-        _expect(bundle.dsse_envelope.payload_type == payload_type, f"the payload's type is not {payload_type!r}")
+        expect(bundle.dsse_envelope.payload_type == payload_type, f"the payload's type is not {payload_type!r}")
         material = bundle.verification_material
-        _expect((material.public_key is None) != (material.certificate is None), "neither a key nor a certificate")
+        expect((material.public_key is None) != (material.certificate is None), "neither a key nor a certificate")
         if material.certificate is None:
             return _verified(bundle, keys)
     except MalformedError as error:
@@ -117,7 +115,7 @@ def open_envelope(
 def _verified(bundle: _Bundle, keys: Sequence[PublicKey]) -> EnvelopeContents | Rejection:
     envelope, key = bundle.dsse_envelope, bundle.verification_material.public_key
     hint = key.hint if key else ""
-    _expect(len(envelope.signatures) == 1, f"{len(envelope.signatures)} signatures instead of one")
+    expect(len(envelope.signatures) == 1, f"{len(envelope.signatures)} signatures instead of one")
     payload = from_base64(envelope.payload, "the payload")
     signature = from_base64(envelope.signatures[0].sig, "the signature")
     # A bundle without a hint may be by any of the keys; one with a hint is by that key or by none.
@@ -129,11 +127,6 @@ def _verified(bundle: _Bundle, keys: Sequence[PublicKey]) -> EnvelopeContents | 
     if hint and tried:
         return Rejection(ProofRefusal.TAMPERED, f"the signature is not that of key {hint} for this content")
     return Rejection(ProofRefusal.WRONG_KEY, f"signed by key {hint[:80] or 'without an id'}, which is not allowed here")
-
-
-def _expect(holds: bool, otherwise: str) -> None:  # noqa: FBT001 (a condition)
-    if not holds:
-        raise MalformedError(otherwise)
 
 
 class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -178,7 +171,7 @@ class Identities:
                 return Rejection(ProofRefusal.WRONG_KEY, f"signed by {signer}, an identity that is not allowed here")
             must_be = policy.Identity(identity=signer.identity, issuer=signer.issuer)
             signed_type, payload = self._verifier.verify_dsse(read, must_be)
-            _expect(signed_type == payload_type, f"sigstore reads a payload of {signed_type}")
+            expect(signed_type == payload_type, f"sigstore reads a payload of {signed_type}")
         except errors.CertValidationError as error:
             why = f"its certificate was not valid then, or is not of the trusted root: {_reason(error)}"
             return Rejection(ProofRefusal.WRONG_KEY, why)
@@ -201,11 +194,7 @@ class KeylessSigner:
     """Signs statements as one identity, with one key and certificate, which last for ten minutes at most."""
 
     def __init__(self, trust_config: Path | None) -> None:
-        """Get the token of this CI job and a certificate, by Sigstore's ClientTrustConfig or of the public instance.
-
-        Raises ConfigError where the file is wrong, the extra is not installed or no CI gives a token, UnavailableError
-        where a service does not answer.
-        """
+        """Get the token of this CI job and a certificate, by Sigstore's ClientTrustConfig or of the public instance."""
         _require_sigstore()
         from sigstore.models import ClientTrustConfig  # noqa: PLC0415
         from sigstore.sign import SigningContext  # noqa: PLC0415

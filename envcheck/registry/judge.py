@@ -52,10 +52,7 @@ class NamedGpus(LightRecord, frozen=True):
 
 
 class Policy(LightRecord, frozen=True):
-    """What a proof must be. `required` checks must have passed; `keys` and `identities` are those whose proofs count.
-
-    `promoted_on` are the GPUs that a promotion needs a proof for each.
-    """
+    """What a proof must be: signers that count, checks that passed; GPUs that a promotion needs a proof for each."""
 
     level: statements.Level = "standard"
     max_age: dt.timedelta = dt.timedelta(days=30)
@@ -174,11 +171,7 @@ class NodeFacts(LightRecord, frozen=True):
 
 
 class ListedProof(LightRecord, frozen=True):
-    """What a registry lists beside an image: a bundle, or why it could not be read.
-
-    `evidence` fetches the report that a statement refers to; it is called only for a proof that holds but for today's
-    limits. It returns why where the report is not there.
-    """
+    """A bundle beside an image, or why it cannot be read; `evidence` fetches the report that its statement names."""
 
     digest: str
     bundle: bytes | Rejection
@@ -195,10 +188,7 @@ class ProofTerms(LightRecord, frozen=True):
 
 
 class JudgedProof(LightRecord, frozen=True):
-    """One proof and what became of it: it holds where `refused` is None.
-
-    `unread_end` is when the run of a signed statement ended that this version cannot read.
-    """
+    """One proof, which holds where `refused` is None; `unread_end`: when the run of a signed, unreadable one ended."""
 
     digest: str
     statement: Statement | None

@@ -23,7 +23,7 @@ from envcheck.mirrors.net.credentials import Login, OriginLogin
 from envcheck.mirrors.net.network_errors import NetworkError, StatusError
 from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.net.urls import host_of, is_loopback, is_web_url, redirect_target
-from envcheck.registry.references import DOCKER_HUB, DeniedError, ImageReference, RegistryUnavailableError
+from envcheck.registry.documents import DOCKER_HUB, DeniedError, ImageReference, RegistryUnavailableError
 from envcheck.struct_types import Secret, know_types
 
 _CHALLENGE: Final = re.compile(r"(?:^|,)\s*(basic|bearer)\b\s*", re.IGNORECASE)

@@ -24,10 +24,9 @@ from envcheck.mirrors.net.urls import host_of, origin_of, redirect_target
 from envcheck.mirrors.net.waits import tell_pause
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.settings import mirrors
-from envcheck.registry import documents, references
-from envcheck.registry.documents import Descriptor, StoredManifest, digest_of
+from envcheck.registry import documents
+from envcheck.registry.documents import AbsentError, ImageReference, LyingError, RegistryUnavailableError, digest_of
 from envcheck.registry.logins import Authorization, denied, find_account
-from envcheck.registry.references import AbsentError, ImageReference, LyingError, RefusedError, RegistryUnavailableError
 from envcheck.struct_types import LightRecord, know_types
 
 # Seconds before each further try where the registry does not say, and the most that all tries may wait together.
@@ -50,10 +49,7 @@ _LENGTH: Final = re.compile(r"[0-9]{1,15}")
 
 
 class RegistryRequest(LightRecord, frozen=True):
-    """One request. `label` names it in messages, `accepted` are the statuses that are answers, `most` bounds the body.
-
-    `push` says whether it changes the repository.
-    """
+    """One request: its name in messages, the statuses that are answers, the most bytes of a body, whether it pushes."""
 
     method: str
     path: str
@@ -108,7 +104,7 @@ class Repository:
         self.lacks_referrers = False
 
     def ask(self, request: RegistryRequest) -> RegistryReply:
-        """Return the answer with its body. Raise an error of `references` where there is none."""
+        """Return the answer with its body. Raise an error of `documents` where there is none."""
         waited = 0.0
         for pause in (*_PAUSES, None):
             try:
@@ -173,7 +169,9 @@ class Repository:
         if failed.retry:
             return failed
         message = f"{registry} does not accept {request.label} ({' '.join([str(status), *codes[:3]])})"
-        return RefusedError(message, fix="ask who runs the registry, or write https:// before it", codes=codes)
+        return documents.RefusedError(
+            message, fix="ask who runs the registry, or write https:// before it", codes=codes
+        )
 
     def _need_registry(self) -> None:
         """Raise RegistryUnavailableError if no registry answers at this host (distribution-spec, end-1)."""
@@ -194,26 +192,26 @@ class Repository:
             fix = f"if it speaks http without TLS, write http://{self.reference.registry}/..."
         return RegistryUnavailableError(f"the registry {self.reference.registry} is unavailable: {error}", fix=fix)
 
-    def manifest(self, reference: str | Descriptor) -> StoredManifest:
+    def manifest(self, reference: str | documents.Descriptor) -> documents.StoredManifest:
         """Return the manifest of a tag, a digest or a descriptor. Its digest is what to use from then on."""
         name = reference if isinstance(reference, str) else reference.digest
-        where = f"{self.reference.name}{'@' if references.is_digest(name) else ':'}{name}"
+        where = f"{self.reference.name}{'@' if documents.is_digest(name) else ':'}{name}"
         reply = self.ask(RegistryRequest("GET", f"{self._path}/manifests/{name}", where, _ACCEPT))
         kind, digest = reply.headers.get("Content-Type", ""), digest_of(reply.body)
         if kind.startswith("text/html"):
             message = f"{where}: the answer is a web page and no manifest"
             fix = "check the host and the port; a proxy or a page to log in may answer"
             raise RegistryUnavailableError(message, fix=fix)
-        if references.is_digest(name) and digest != name:
-            refuse(f"{where}: the registry sends the bytes of {digest}", references.TAMPERED, LyingError)
+        if documents.is_digest(name) and digest != name:
+            refuse(f"{where}: the registry sends the bytes of {digest}", documents.TAMPERED, LyingError)
         manifest = documents.read_manifest(reply.body, kind, where)
-        named = reference if isinstance(reference, Descriptor) else manifest.descriptor
+        named = reference if isinstance(reference, documents.Descriptor) else manifest.descriptor
         if (named.size, named.media_type) != (len(manifest.content), manifest.media_type):
             message = f"{where} has {len(manifest.content)} bytes of another type or size than its descriptor names"
-            raise LyingError(message, fix=references.TAMPERED)
+            raise LyingError(message, fix=documents.TAMPERED)
         return manifest
 
-    def blob(self, descriptor: Descriptor, most: int) -> bytes:
+    def blob(self, descriptor: documents.Descriptor, most: int) -> bytes:
         """Return a blob of at most `most` bytes; a larger one is refused unread. Raise LyingError for other bytes."""
         label = f"the blob {descriptor.digest}"
         if descriptor.size > most:
@@ -226,10 +224,10 @@ class Repository:
         content = self.ask(RegistryRequest("GET", path, label, most=descriptor.size)).body
         if digest_of(content) != descriptor.digest:
             message = f"{self.reference.name} sends for {label} the bytes of {digest_of(content)}"
-            raise LyingError(message, fix=references.TAMPERED)
+            raise LyingError(message, fix=documents.TAMPERED)
         return content
 
-    def push_blob(self, content: bytes, *, ask_first: bool = True) -> Descriptor:
+    def push_blob(self, content: bytes, *, ask_first: bool = True) -> documents.Descriptor:
         """Have the repository hold these bytes, and return what names them; nothing is sent if it has them."""
         blob = documents.described(content, _OCTETS)
         for number in range(_TRIES):
@@ -238,27 +236,25 @@ class Repository:
             try:
                 self._upload(blob, content)
                 break
-            except (AbsentError, RefusedError, RegistryUnavailableError):
+            except (AbsentError, documents.RefusedError, RegistryUnavailableError):
                 if number == _TRIES - 1:
                     raise
         return blob
 
-    def _has_blob(self, blob: Descriptor) -> bool:
+    def _has_blob(self, blob: documents.Descriptor) -> bool:
         request = RegistryRequest("HEAD", f"{self._path}/blobs/{blob.digest}", blob.digest, accepted=(200, 404))
         return self.ask(request).status == HTTPStatus.OK
 
-    def _upload(self, blob: Descriptor, content: bytes) -> None:
+    def _upload(self, blob: documents.Descriptor, content: bytes) -> None:
         label = f"an upload to {self.reference.repository}"
-        path = f"{self._path}/blobs/uploads/"
-        reply = self.ask(RegistryRequest("POST", path, label, accepted=(202,), push=True))
+        reply = self.ask(RegistryRequest("POST", f"{self._path}/blobs/uploads/", label, accepted=(202,), push=True))
         try:
             upload = redirect_target(reply.url, reply.headers.get("Location", ""))
         except ValueError as error:
             raise RegistryUnavailableError(str(error), fix="ask who runs the registry to correct its address") from None
         url = f"{upload}{'&' if urlsplit(upload).query else '?'}digest={quote(blob.digest)}"
         label = f"the blob {blob.digest} of {blob.size} bytes"
-        kind = {"Content-Type": _OCTETS}
-        self.ask(RegistryRequest("PUT", url, label, kind, content, (201,), push=True, retry=False))
+        self.ask(RegistryRequest("PUT", url, label, {"Content-Type": _OCTETS}, content, (201,), push=True, retry=False))
 
     def push_manifest(self, content: bytes, media_type: str, tag: str | None = None) -> RegistryReply:
         """Store a manifest under its digest, or under a tag, and return the answer. Its blobs must be there."""
@@ -278,9 +274,7 @@ class Repository:
                     self._need_registry()
                 break
             try:
-                tags += [
-                    tag for tag in msgspec.json.decode(reply.body, type=_Tags).tags or [] if references.is_tag(tag)
-                ]
+                tags += [tag for tag in msgspec.json.decode(reply.body, type=_Tags).tags or [] if documents.is_tag(tag)]
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 message = f"{self.reference.registry} lists no tags of {self.reference.repository}: it answers no list"
                 raise RegistryUnavailableError(message, fix="check the host and the port") from None

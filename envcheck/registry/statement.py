@@ -65,15 +65,19 @@ def decode_json(content: bytes, kind: type[_Type]) -> _Type:
     raise MalformedError(why)
 
 
+def expect(holds: bool, otherwise: str) -> None:  # noqa: FBT001 (a condition)
+    """Raise MalformedError with a text unless a condition holds."""
+    if not holds:
+        raise MalformedError(otherwise)
+
+
 def from_base64(text: str, label: str) -> bytes:
     """Return the bytes. Raises MalformedError unless this is how base64 (RFC 4648, padded) writes them."""
     try:
         content = base64.b64decode(text.encode("ascii"), validate=True)
     except ValueError:
         content = b""
-    if base64.b64encode(content).decode("ascii") != text:
-        message = f"{label} is not base64"
-        raise MalformedError(message)
+    expect(base64.b64encode(content).decode("ascii") == text, f"{label} is not base64")
     return content
 
 
@@ -209,18 +213,13 @@ def decode(payload: bytes) -> Statement:
     """Return a statement that does not contradict itself. Raises MalformedError for anything else."""
     statement = decode_json(payload, Statement)
     predicate, facts = statement.predicate, statement.facts
-    if instant(facts.started) > statement.ended:
-        message = f"it ended at {facts.ended}, before it started"
-        raise MalformedError(message)
+    expect(instant(facts.started) <= statement.ended, f"it ended at {facts.ended}, before it started")
     lists = [*predicate.passed_tests, *predicate.warned_tests, *predicate.failed_tests]
-    if len(set(lists)) != len(lists):
-        message = "a check has two results"
-        raise MalformedError(message)
+    expect(len(set(lists)) == len(lists), "a check has two results")
     failed = bool(predicate.failed_tests) or facts.exit_code != 0
     contradicts = failed or not predicate.passed_tests or facts.mode == "unknown"
-    if statement.passed and (contradicts or (predicate.result == "WARNED") != bool(predicate.warned_tests)):
-        message = f"it says {predicate.result}, and its checks do not"
-        raise MalformedError(message)
+    contradicts = contradicts or (predicate.result == "WARNED") != bool(predicate.warned_tests)
+    expect(not (statement.passed and contradicts), f"it says {predicate.result}, and its checks do not")
     return statement
 
 

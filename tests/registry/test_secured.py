@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from envcheck.mirrors.profiles.load import load
-from envcheck.registry.references import parse_reference
+from envcheck.registry.documents import parse_reference
 from envcheck.registry.repository import open_repository
 from tests import registries
 from tests.certificates import Certificate, signed

@@ -25,9 +25,10 @@ from envcheck.matrix.file.load import load as load_matrix
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.node.collect import collect
-from envcheck.registry import promotions, publishing
+from envcheck.registry import choosing, publishing
 from envcheck.registry.attachments import ARCHS, is_own_or_fallback, read_proofs, remote_images
 from envcheck.registry.choosing import ChosenImage, ImageQuery, PullChoice, choose, choose_named
+from envcheck.registry.documents import AbsentError, ImageReference, is_tag, parse_reference
 from envcheck.registry.envelope import KeylessSigner
 from envcheck.registry.judge import (
     DEFAULT,
@@ -39,7 +40,6 @@ from envcheck.registry.judge import (
     node_of,
     read_policy,
 )
-from envcheck.registry.references import AbsentError, ImageReference, is_tag, parse_reference
 from envcheck.registry.repository import Repository, open_repository
 from envcheck.registry.statement import ProofRefusal, Rejection
 from envcheck.reports.model import load as load_report
@@ -395,10 +395,10 @@ def promote(options: PromoteOptions, settings: Settings) -> int:
     for named in policy.promoted_on:
         _refuse_unknown_gpu(named.gpu, f"{options.policy}: promote.gpus", by.matrix)
     repository = _repository(source, options.mirror)
-    gates = promotions.gate(repository, source.wanted, by)
+    gates = choosing.gate(repository, source.wanted, by)
     met = all(gate.refused is None for gate in gates)
     moves = met and not options.plan_only
-    moved = promotions.promote(repository, options.tags, gates, key, by) if moves else []
+    moved = choosing.promote(repository, options.tags, gates, key, by) if moves else []
     if options.as_json:
         digests = [gate.proof.digest if gate.proof else None for gate in gates]
         rows = [{"gpus": g.name, "proof": proof, **_why(g.refused)} for g, proof in zip(gates, digests, strict=True)]

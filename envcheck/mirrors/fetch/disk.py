@@ -1,7 +1,5 @@
 """The unfinished file on disk: locked by one process, with a journal of its pieces, renamed when it is complete."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -147,14 +145,14 @@ def write(file: int, chunk: bytes, at: int) -> None:
         view, at = view[written:], at + written
 
 
-def digest_of(file: int, size: int, hasher: hashlib._Hash | None = None) -> str:
+def digest_of(file: int, size: int, hasher: "hashlib._Hash | None" = None) -> str:
     """Return the hash of the first `size` bytes of an open file, as hex: sha256, or that of the hasher."""
     hasher = hasher or hashlib.sha256()
     feed(hasher, file, 0, size)
     return hasher.hexdigest()
 
 
-def feed(hasher: hashlib._Hash, file: int, start: int, stop: int) -> None:
+def feed(hasher: "hashlib._Hash", file: int, start: int, stop: int) -> None:
     """Hash a part of a file. Raise OSError if it became shorter."""
     while start < stop:
         block = os.pread(file, min(_READ, stop - start), start)

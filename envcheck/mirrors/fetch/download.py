@@ -1,7 +1,5 @@
 """Download one file: in parts from the sources in order, with its hash behind them; or whole from one source."""
 
-from __future__ import annotations
-
 import bisect
 import collections
 import contextlib

@@ -1,7 +1,5 @@
 """The files to fetch, the options of the transfer and its results; ask one source after another."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import threading
@@ -48,12 +46,12 @@ class WantedFile:
         """Return the hash that the content must have, as hex."""
         return self.sha256 or self.git_sha1
 
-    def hasher(self, size: int) -> hashlib._Hash:
+    def hasher(self, size: int) -> "hashlib._Hash":
         """Return the hasher of this kind of hash for content of `size` bytes."""
         return hashlib.sha256() if self.sha256 else git_hasher(size)
 
 
-def git_hasher(size: int) -> hashlib._Hash:
+def git_hasher(size: int) -> "hashlib._Hash":
     """Return a hasher that gives the git blob sha1 of a file of `size` bytes."""
     return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
 

@@ -1,7 +1,5 @@
 """Fetch files whose hashes are known. The name of a file appears only when it is complete."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import threading
@@ -36,8 +34,7 @@ def fetch(target: WantedFile, options: TransferOptions) -> FetchedFile:
             return _fetch_locked(target, options, part, file)
         except OSError as error:
             # A full disk may be reported only by the sync (delayed allocation, NFS), and then without a file name.
-            size = max(os.fstat(file).st_size, target.size or 0)
-            raise disk.disk_error(error, target.path, size) from error
+            raise disk.disk_error(error, target.path, max(os.fstat(file).st_size, target.size or 0)) from error
 
 
 def _fetch_locked(target: WantedFile, options: TransferOptions, part: Path, file: int) -> FetchedFile:

@@ -4,8 +4,6 @@ The credential of a hop is looked up for its own URL (see `credentials`). A redi
 A body may hold a secret too, such as a refresh token, so it follows no redirect to another origin.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

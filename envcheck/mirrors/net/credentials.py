@@ -3,8 +3,6 @@
 A token goes to its own origin only. Each hop of a redirect is looked up on its own, so no secret follows a redirect.
 """
 
-from __future__ import annotations
-
 import base64
 import errno
 import netrc

@@ -1,7 +1,5 @@
 """What a request fails of, as text for the user, and what to do about it if not to choose another mirror."""
 
-from __future__ import annotations
-
 import email.utils
 import http.client
 import os

@@ -4,8 +4,6 @@ A read timeout does not end a server that sends a byte now and then. So every by
 is waited for has a deadline (see `within`), and a body has a least rate.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import io

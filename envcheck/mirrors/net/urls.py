@@ -1,7 +1,5 @@
 """Read URLs: host, origin, proxy, and where a redirect may lead. No I/O."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import urllib.request

@@ -1,7 +1,5 @@
 """Long pauses between requests, of which a person hears, and jobs in threads that a signal or a deadline ends."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import queue

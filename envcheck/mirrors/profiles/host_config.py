@@ -188,8 +188,7 @@ def ca_bundle(profile: Profile, environ: Mapping[str, str] | None = None) -> str
 
 def certificates(texts: Iterable[str]) -> str:
     """Return the certificates in PEM texts, each once, without the text between them."""
-    blocks = [match[0] for text in texts for match in _CERTIFICATE.finditer(text)]
-    return "\n".join(dict.fromkeys(blocks)) + "\n"
+    return "\n".join(dict.fromkeys(match[0] for text in texts for match in _CERTIFICATE.finditer(text))) + "\n"
 
 
 def distribution(root: Path = Path("/")) -> tuple[str | None, str | None]:
@@ -224,5 +223,4 @@ def _uv_files(environ: Mapping[str, str], root: Path, home: Path) -> list[Path]:
         return []
     if environ.get("UV_CONFIG_FILE"):
         return [Path(environ["UV_CONFIG_FILE"])]
-    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    return [root / "etc/uv/uv.toml", config / "uv/uv.toml"]
+    return [root / "etc/uv/uv.toml", Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "uv/uv.toml"]

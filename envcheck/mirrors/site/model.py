@@ -113,8 +113,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def origins(self) -> list[str]:
         """Return every origin that files are taken from: the indexes' own and those that their pages link to."""
-        origins = [url for index in self.indexes for url in (index.origin, *index.links)]
-        return list(dict.fromkeys(origins))
+        return list(dict.fromkeys(url for index in self.indexes for url in (index.origin, *index.links)))
 
     def at(self, port: int) -> str:
         """Return the URL of one of its ports for clients."""

@@ -7,8 +7,6 @@
 The tar holds no index pages: the importing side generates them, so that it never serves pages that somebody else wrote.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib
@@ -92,7 +90,7 @@ def _draft(to: Path) -> Iterator[tuple[IO[bytes], Path]]:
             draft.unlink(missing_ok=True)
 
 
-def _write(store: Store, contents: Contents, digests: list[str], tar: _HashedFile) -> None:
+def _write(store: Store, contents: Contents, digests: list[str], tar: "_HashedFile") -> None:
     encoded = msgspec.json.format(msgspec.json.encode(contents), indent=1) + b"\n"
     # Not as a context manager, which would write on after an interrupt.
     archive = tarfile.open(fileobj=tar, mode="w", format=tarfile.GNU_FORMAT)  # noqa: SIM115

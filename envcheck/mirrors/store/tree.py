@@ -257,8 +257,7 @@ def _resolve_path(model: Revision, revision: str, path: str) -> str:
 
 def _headers(model: Revision, file: HubFile) -> dict[str, str]:
     tag = f'"{file.blob}"'
-    linked = {"X-Linked-Etag": tag, "X-Linked-Size": str(file.size)}
-    return {"ETag": tag, "X-Repo-Commit": model.revision, **linked}
+    return {"ETag": tag, "X-Repo-Commit": model.revision, "X-Linked-Etag": tag, "X-Linked-Size": str(file.size)}
 
 
 def _api_pages(model: Revision, revision: str) -> dict[str, bytes]:

@@ -12,8 +12,8 @@ from envcheck.registry.documents import (
     StoredManifest,
     digest_of,
     encode,
+    parse_reference,
 )
-from envcheck.registry.references import parse_reference
 from envcheck.registry.repository import Repository, open_repository
 from tests.http_server import Answer, Request, Server
 

@@ -11,8 +11,7 @@ import pytest
 from msgspec import structs
 
 from envcheck.registry.attachments import Attachment, attach, fallback_tag, own_tag, referrers
-from envcheck.registry.documents import OCI_INDEX, StoredManifest
-from envcheck.registry.references import DeniedError, RefusedError, RegistryUnavailableError
+from envcheck.registry.documents import OCI_INDEX, DeniedError, RefusedError, RegistryUnavailableError, StoredManifest
 from envcheck.registry.repository import Repository
 from tests.http_server import Answer, Request, Servers
 from tests.registry.oci.fakes import KIND, FakeRegistry, opened, push_image, push_index
@@ -37,7 +36,7 @@ SCRIPT = """
 import sys
 from envcheck.registry.attachments import attach
 from envcheck.registry.repository import open_repository
-from envcheck.registry.references import parse_reference
+from envcheck.registry.documents import parse_reference
 *names, word = sys.argv[1:]
 repositories = [open_repository(parse_reference(name)) for name in names]
 subjects = [repository.manifest(repository.reference.wanted) for repository in repositories]

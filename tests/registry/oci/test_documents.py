@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.errors import ConfigError
-from envcheck.registry.documents import MANIFESTS, OCI_INDEX, OCI_MANIFEST, read_manifest
+from envcheck.registry.documents import MANIFESTS, OCI_INDEX, OCI_MANIFEST, LyingError, parse_reference, read_manifest
 from envcheck.registry.logins import challenges
-from envcheck.registry.references import LyingError, parse_reference
 from envcheck.registry.repository import next_page
 from tests.registry.oci.fakes import image
 from tests.tables import each

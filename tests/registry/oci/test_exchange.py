@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 
 from envcheck.errors import EnvcheckError
-from envcheck.registry.documents import OCI_MANIFEST
-from envcheck.registry.references import AbsentError, DeniedError, LyingError, RefusedError, RegistryUnavailableError
+from envcheck.registry.documents import (
+    OCI_MANIFEST,
+    AbsentError,
+    DeniedError,
+    LyingError,
+    RefusedError,
+    RegistryUnavailableError,
+)
 from tests.http_server import Answer, Request, Servers
 from tests.registry.oci.fakes import FakeRegistry, image, opened, push_image
 from tests.tables import each

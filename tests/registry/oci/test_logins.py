@@ -13,8 +13,8 @@ import pytest
 
 from envcheck.errors import EnvcheckError
 from envcheck.mirrors.net.client import Client
+from envcheck.registry.documents import DeniedError, parse_reference
 from envcheck.registry.logins import Authorization, find_account
-from envcheck.registry.references import DeniedError, parse_reference
 from envcheck.registry.repository import Repository, open_repository
 from tests.http_server import Answer, Request, Servers
 from tests.registry.oci.fakes import FakeRegistry, push_image

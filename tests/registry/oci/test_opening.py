@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.mirrors.profiles.model import Profile
-from envcheck.registry.references import RefusedError, RegistryUnavailableError, parse_reference
+from envcheck.registry.documents import RefusedError, RegistryUnavailableError, parse_reference
 from envcheck.registry.repository import open_repository
 from tests.certificates import signed
 from tests.http_server import Answer, Servers

@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from envcheck.registry.documents import digest_of
-from envcheck.registry.references import AbsentError
+from envcheck.registry.documents import AbsentError, digest_of
 from envcheck.registry.repository import Repository
 from tests.registry.oci.fakes import image, opened, push_image
 
