@@ -130,9 +130,8 @@ def attach(
 ) -> Attachment:
     """Push an artifact and attach it to a manifest of the same repository. Doing it again changes nothing.
 
-    `layers` are media types and contents; small ones are in the manifest too with `inline`, so that who reads it needs
-    one request. A registry can lose a blob that is uploaded twice at once; it says so when the manifest comes, and gets
-    all again.
+    `layers` are media types and contents; with `inline`, small ones are in the manifest too, for readers' sake. A
+    registry can lose a blob that is uploaded twice at once; it says so when the manifest comes, and gets all again.
     """
     document = ImageManifest(
         schema_version=2,

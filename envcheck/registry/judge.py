@@ -10,7 +10,7 @@ import sys
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal, NoReturn
+from typing import Annotated, Any, Final, Literal, NoReturn
 
 import msgspec
 from msgspec import structs
@@ -74,7 +74,7 @@ class _ProofTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     keys: list[str] = []
     identities: list[Identity] = []
     trusted_root: str | None = None
-    required: list[Annotated[str, msgspec.Meta(pattern=r"\S")]] = []
+    required: tuple[Annotated[str, msgspec.Meta(pattern=r"\S")], ...] = ()
     warnings: Literal["allow", "refuse"] = DEFAULT.warnings
     rejudge: bool = DEFAULT.rejudge
     mode: Literal["gpu", "cpu"] = DEFAULT.mode
@@ -106,17 +106,14 @@ def read_policy(path: Path) -> Policy:
     if not keys and identities is None:
         _refuse(path, "proof.keys", "no key: no proof would hold", "name public keys or identities")
     if promote.gpus and proof.mode == "cpu":
-        why = "a run on a CPU proves nothing of GPUs"
-        _refuse(path, "promote.gpus", why, 'leave them out, or set mode = "gpu" in [proof]')
+        fix = 'leave them out, or set mode = "gpu" in [proof]'
+        _refuse(path, "promote.gpus", "a run on a CPU proves nothing of GPUs", fix)
+    same: dict[str, Any] = {name: getattr(proof, name) for name in ("level", "required", "warnings", "rejudge", "mode")}
     return Policy(
-        level=proof.level,
+        **same,
         max_age=dt.timedelta(**{_UNITS[proof.max_age[-1]]: int(proof.max_age[:-1])}),
         keys=keys,
         identities=identities,
-        required=tuple(proof.required),
-        warnings=proof.warnings,
-        rejudge=proof.rejudge,
-        mode=proof.mode,
         promoted_on=tuple(NamedGpus(gpu, int(n)) for gpu, _, n in (text.rpartition(" x") for text in promote.gpus)),
     )
 
@@ -138,23 +135,17 @@ def _identities(proof: _ProofTable, path: Path) -> Identities | None:
     if not proof.identities and proof.trusted_root is None:
         return None
     if not proof.identities:
-        _refuse(
-            path, "proof.trusted_root", "no identity that it would verify", "name the identities too, or leave it out"
-        )
+        _refuse(path, "proof.trusted_root", "no identity that it would verify", "name the identities, or leave it out")
+    fix = "name Sigstore's trusted_root.json, relative to this file"
     if proof.trusted_root is None:
-        _refuse(
-            path,
-            "proof.identities",
-            "no trusted_root to verify them by",
-            "name Sigstore's trusted_root.json, relative to this file",
-        )
+        _refuse(path, "proof.identities", "no trusted_root to verify them by", fix)
     root = path.parent / proof.trusted_root
     try:
         identities = Identities(tuple(proof.identities), safe_files.read_whole(root, most=_MOST))
         identities.check()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         why = f"cannot read {root}: {getattr(error, 'strerror', None) or 'not the name of a file'}"
-        _refuse(path, "proof.trusted_root", why, "name Sigstore's trusted_root.json, relative to this file")
+        _refuse(path, "proof.trusted_root", why, fix)
     except ConfigError as error:
         _refuse(path, "proof.trusted_root", error.message, error.fix)
     return identities

@@ -90,7 +90,9 @@ def _of_file(reference: ImageReference, path: Path) -> Account | None:
     """Return the login in a file: of the registry's own helper, else of the store, else of the file itself."""
     try:
         logins = msgspec.json.decode(path.read_bytes() or b"{}", type=_LoginFile)
-        entry = _entry(reference, logins.auths or {})
+        plain = {_API.sub("", k.partition("://")[2] or k).lower(): entry for k, entry in (logins.auths or {}).items()}
+        # What stands for the longest part of the name: podman keeps some for a part of a registry.
+        entry = next((entry for name in _names(reference) if (entry := plain.get(name))), None) or _Entry()
         user, colon, password = base64.b64decode(entry.auth or "", validate=True).decode().rstrip("\0").partition(":")
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -108,12 +110,6 @@ def _of_file(reference: ImageReference, path: Path) -> Account | None:
     if account is None and entry.identity:
         return Account(identity=entry.identity)
     return account or (_with_password(user, password) if colon else None)
-
-
-def _entry(reference: ImageReference, auths: Mapping[str, _Entry | None]) -> _Entry:
-    """Return what stands for the longest part of the name: podman keeps some for a part of a registry."""
-    plain = {_API.sub("", key.partition("://")[2] or key).lower(): entry for key, entry in auths.items()}
-    return next((entry for name in _names(reference) if (entry := plain.get(name))), None) or _Entry()
 
 
 def _names(reference: ImageReference) -> list[str]:

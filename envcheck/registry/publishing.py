@@ -103,7 +103,15 @@ def refuse_unpublishable(report: RunReport) -> None:
     if report.target.kind != "image":
         message = f"the report is of a Python ({report.target.name}), not of an image"
         raise UnprovableError(message, fix="run `envcheck run --image REF`")
-    _refuse_unfinished(report)
+    outcomes = {outcome.id: outcome for outcome in report.outcomes}
+    open_checks = [check.id for check in report.plan.checks if check.id not in outcomes]
+    if not report.ended or open_checks:
+        message = f"the report is unfinished{f': {len(open_checks)} checks were not run' if open_checks else ''}"
+        raise UnprovableError(message, fix=_AGAIN)
+    times = {outcomes[check.id].rounds for check in report.plan.checks}
+    if len(times) > 1 or min(times, default=1) < report.plan.repeat:
+        message = f"the repeated run is unfinished: not every check was run {report.plan.repeat} times"
+        raise UnprovableError(message, fix=_AGAIN)
     if report.mode == "cpu" and report.plan.require_gpu:
         message = "the run required a GPU, and torch saw none: the node failed, and nothing is known of the image"
         raise UnprovableError(message, fix="run it on a node whose GPUs torch sees")
@@ -146,18 +154,6 @@ def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | 
         return statements.decode(statements.encode(statement))
     except MalformedError as error:
         refuse(f"the report cannot be stated: {error}", _AGAIN, UnprovableError)
-
-
-def _refuse_unfinished(report: RunReport) -> None:
-    outcomes = {outcome.id: outcome for outcome in report.outcomes}
-    open_checks = [check.id for check in report.plan.checks if check.id not in outcomes]
-    if not report.ended or open_checks:
-        message = f"the report is unfinished{f': {len(open_checks)} checks were not run' if open_checks else ''}"
-        raise UnprovableError(message, fix=_AGAIN)
-    times = {outcomes[check.id].rounds for check in report.plan.checks}
-    if len(times) > 1 or min(times, default=1) < report.plan.repeat:
-        message = f"the repeated run is unfinished: not every check was run {report.plan.repeat} times"
-        raise UnprovableError(message, fix=_AGAIN)
 
 
 def _refuse_unproven(report: RunReport, covers: Covers, missing: Mapping[str, str], cell: str | None) -> None:

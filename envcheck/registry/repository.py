@@ -231,7 +231,9 @@ class Repository:
         """Have the repository hold these bytes, and return what names them; nothing is sent if it has them."""
         blob = documents.described(content, _OCTETS)
         for number in range(_TRIES):
-            if (ask_first or number) and self._has_blob(blob):  # another upload of it may have been faster
+            there = RegistryRequest("HEAD", f"{self._path}/blobs/{blob.digest}", blob.digest, accepted=(200, 404))
+            # Another upload of it may have been faster.
+            if (ask_first or number) and self.ask(there).status == HTTPStatus.OK:
                 break
             try:
                 self._upload(blob, content)
@@ -240,10 +242,6 @@ class Repository:
                 if number == _TRIES - 1:
                     raise
         return blob
-
-    def _has_blob(self, blob: documents.Descriptor) -> bool:
-        request = RegistryRequest("HEAD", f"{self._path}/blobs/{blob.digest}", blob.digest, accepted=(200, 404))
-        return self.ask(request).status == HTTPStatus.OK
 
     def _upload(self, blob: documents.Descriptor, content: bytes) -> None:
         label = f"an upload to {self.reference.repository}"

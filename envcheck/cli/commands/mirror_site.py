@@ -16,13 +16,23 @@ from envcheck.errors import refuse
 from envcheck.images.lockfile import read_locks
 from envcheck.images.spec import select
 from envcheck.matrix.file.load import load as load_matrix
+from envcheck.mirrors import site_sources
 from envcheck.mirrors.net.client import hub_client
 from envcheck.mirrors.profiles.host_config import ca_bundle
 from envcheck.mirrors.profiles.load import load
 from envcheck.mirrors.profiles.model import Profile, has_userinfo, redacted, without_query
-from envcheck.mirrors.site import discover
-from envcheck.mirrors.site.model import Registry, Site, SiteHub, Tls, checked, checked_url, read
-from envcheck.mirrors.site.render import refuse_foreign_directory, render, write
+from envcheck.mirrors.site import (
+    Registry,
+    Site,
+    SiteHub,
+    Tls,
+    checked,
+    checked_url,
+    read,
+    refuse_foreign_directory,
+    render,
+    write,
+)
 
 # Offsets from --port: 0 is for the indexes, 1 for Hugging Face, 2... for registries; internal ports start here.
 _INSIDE: Final = 100
@@ -97,29 +107,29 @@ def site_from_options(settings: Settings, root: Path, profile: Profile, options:
     refuse_foreign_directory(root)
     site = checked(_site_without_links(root, profile, options))
     if site.tls:
-        discover.check_certificate(site.tls, site.name, options.ca)
+        site_sources.check_certificate(site.tls, site.name, options.ca)
     if site.offline and not links:  # an offline site knows the links of the last render
         known = {(index.part, index.url): index for index in read(root).indexes}
         indexes = [known.get((index.part, index.url), index) for index in site.indexes]
     else:
         cells = [data_path("images") / str(cell) for cell in select(load_matrix(settings.matrix), ())]
         pages = sorted({f"{lock.index}/{pin.name}" for cell in cells for lock in read_locks(cell) for pin in lock.pins})
-        indexes = [discover.with_links(index, pages, hub_client(profile), links) for index in site.indexes]
+        indexes = [site_sources.with_links(index, pages, hub_client(profile), links) for index in site.indexes]
     return msgspec.structs.replace(site, indexes=indexes)
 
 
 def _site_without_links(root: Path, profile: Profile, options: MirrorSiteRenderOptions) -> Site:
     port, tls, inside = options.port, options.tls, options.port + _INSIDE
-    size, free = discover.cache_sizes(root, options.cache_size, options.min_free)
+    size, free = site_sources.cache_sizes(root, options.cache_size, options.min_free)
     owner = root.stat() if root.exists() else None
     return Site(
         root=str(root),
         addresses=list(options.address),
         name=options.name or options.address[0],
         port=port,
-        indexes=discover.indexes(profile, ("pypi", "pytorch") if options.pytorch else ("pypi",)),
-        ca=str(root / "ca.pem") if profile.ca else discover.machine_roots(),
-        resolvers=discover.resolvers(Path("/etc/resolv.conf").read_text(errors="replace")),
+        indexes=site_sources.indexes(profile, ("pypi", "pytorch") if options.pytorch else ("pypi",)),
+        ca=str(root / "ca.pem") if profile.ca else site_sources.machine_roots(),
+        resolvers=site_sources.resolvers(Path("/etc/resolv.conf").read_text(errors="replace")),
         mtail=inside,
         prometheus=inside + 1,
         s3_port=inside + 3,

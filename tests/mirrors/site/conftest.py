@@ -13,8 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import cli
-from envcheck.mirrors.site.model import Site, read
-from envcheck.mirrors.site.render import programs
+from envcheck.mirrors.site import Site, programs, read
 from tests.certificates import Certificate, signed
 from tests.mirrors.site.upstreams import Upstream, answers, free_ports, page, upstream
 from tests.waiting import PATIENCE

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.mirrors.site.model import read
-from envcheck.mirrors.site.render import programs
+from envcheck.mirrors.site import programs, read
 from tests.mirrors.site.conftest import envcheck, running
 from tests.mirrors.site.upstreams import answers, free_port, free_ports, get
 

@@ -7,7 +7,7 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
-from envcheck.mirrors.site.render import write
+from envcheck.mirrors.site import write
 
 SMALL = ("--no-pytorch", "--link", "https://x.example")
 

@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 from envcheck.cli import cli
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.site.discover import cache_sizes, check_certificate
-from envcheck.mirrors.site.model import Tls
+from envcheck.mirrors.site import Tls
+from envcheck.mirrors.site_sources import cache_sizes, check_certificate
 from tests.certificates import Certificate, openssl
 from tests.mirrors.site.upstreams import free_port
 from tests.tables import each

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from envcheck.mirrors.site.render import programs, render
+from envcheck.mirrors.site import programs, render
 from tests.mirrors.site.conftest import envcheck, running
 from tests.mirrors.site.test_render import site as everything
 from tests.mirrors.site.upstreams import answers, free_port, free_ports, get

@@ -14,9 +14,8 @@ from click.testing import CliRunner
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
-from envcheck.mirrors.site.discover import resolvers
-from envcheck.mirrors.site.model import Registry, Site, SiteHub, SiteIndex, Tls, read
-from envcheck.mirrors.site.render import render
+from envcheck.mirrors.site import Registry, Site, SiteHub, SiteIndex, Tls, read, render
+from envcheck.mirrors.site_sources import resolvers
 from tests.certificates import Certificate
 from tests.mirrors.site.conftest import ROOT, World, envcheck
 from tests.mirrors.site.upstreams import page

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.mirrors.site.render import render
+from envcheck.mirrors.site import render
 from tests.mirrors.site.test_render import site
 
 pytestmark = pytest.mark.promtool

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.mirrors.site.render import programs, render
+from envcheck.mirrors.site import programs, render
 from tests.mirrors.site.test_render import site as everything
 from tests.mirrors.site.upstreams import answers, free_port
 from tests.waiting import PATIENCE

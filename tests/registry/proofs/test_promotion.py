@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from envcheck.matrix.file.load import load
-from envcheck.registry import choosing
+from envcheck.registry import attachments, choosing
 from envcheck.registry import statement as statements
 from envcheck.registry.choosing import Promotion, judge_gpus, read_promotion, refuse_alias
 from envcheck.registry.envelope import sign
@@ -87,8 +87,8 @@ def test_what_was_signed_as_a_promotion_is_read_and_nothing_else(
         assert isinstance(result, Rejection)
         return result.reason.value
 
-    assert read_promotion(sign(payload, choosing.PROMOTION_TYPE, key), policy) == promotion(A)
-    assert word(sign(payload, choosing.PROMOTION_TYPE, other_key)) == "wrong-key"
+    assert read_promotion(sign(payload, attachments.PROMOTION_TYPE, key), policy) == promotion(A)
+    assert word(sign(payload, attachments.PROMOTION_TYPE, other_key)) == "wrong-key"
     # A signature of a proof is none of a promotion, whatever the bytes.
     assert word(sign(payload, statements.PAYLOAD_TYPE, key)) == "unknown-format"
     for broken in (
@@ -99,7 +99,7 @@ def test_what_was_signed_as_a_promotion_is_read_and_nothing_else(
         payload.replace(ALIAS.encode(), b""),
     ):
         assert broken != payload
-        assert word(sign(broken, choosing.PROMOTION_TYPE, key)) == "unknown-format"
+        assert word(sign(broken, attachments.PROMOTION_TYPE, key)) == "unknown-format"
 
 
 def test_an_unreadable_signed_promotion_does_not_let_an_older_one_count(
@@ -109,8 +109,8 @@ def test_an_unreadable_signed_promotion_does_not_let_an_older_one_count(
     newer = older.replace(b"promotion/1", b"promotion/2")
     repository: Any = SimpleNamespace(tags=list, reference=SimpleNamespace(name="registry.example/torch"))
     for by, told in ((other_key, ""), (key, "a signed promotion cannot be read, and may be the newest")):
-        envelopes = [sign(older, choosing.PROMOTION_TYPE, key), sign(newer, choosing.PROMOTION_TYPE, by)]
-        monkeypatch.setattr(choosing.attachments, "attached_promotions", lambda *_, kept=envelopes: (kept, []))
+        envelopes = [sign(older, attachments.PROMOTION_TYPE, key), sign(newer, attachments.PROMOTION_TYPE, by)]
+        monkeypatch.setattr(attachments, "attached_promotions", lambda *_, kept=envelopes: (kept, []))
         refused = choosing.promoted(repository, ALIAS, A, ProofTerms(policy, None, NOW, load()))
         assert (refused.detail if refused else "").startswith(told)
         assert bool(refused) == bool(told)
@@ -120,4 +120,4 @@ def test_an_unreadable_signed_promotion_does_not_let_an_older_one_count(
 def test_any_bytes_are_a_promotion_or_a_refusal(content: bytes, key: PrivateKey) -> None:
     terms = structs.replace(DEFAULT, keys=(key.public,))
     assert isinstance(read_promotion(content, terms), Rejection)
-    assert isinstance(read_promotion(sign(content, choosing.PROMOTION_TYPE, key), terms), Rejection)
+    assert isinstance(read_promotion(sign(content, attachments.PROMOTION_TYPE, key), terms), Rejection)

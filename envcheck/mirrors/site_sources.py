@@ -17,7 +17,7 @@ from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import map_in_threads
 from envcheck.mirrors.profiles.host_config import system_roots
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile, network_indexes
-from envcheck.mirrors.site.model import SiteIndex, Tls, origin
+from envcheck.mirrors.site import SiteIndex, Tls, origin
 
 _THREADS: Final = 8
 _VARIANT: Final = "/{variant}"

@@ -1,1 +1,0 @@
-"""Configure, start, watch and audit your own mirror site, which consists of well-known servers."""
