@@ -15,8 +15,7 @@ from envcheck.images.lockfile import Lock, Pin
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.index import LockedPackage, fits, local_files, locate
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.net.urls import host_of
-from envcheck.mirrors.profiles.model import Index, Profile, network_indexes
+from envcheck.mirrors.profiles.model import Index, Profile, host_of, network_indexes
 from envcheck.mirrors.store.objects import Store
 
 

@@ -34,9 +34,8 @@ from envcheck.mirrors.fetch.request import (
 from envcheck.mirrors.fetch.transfer import fetch_all
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError, StatusError, joined_advice
-from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import map_in_threads
-from envcheck.mirrors.profiles.model import Profile
+from envcheck.mirrors.profiles.model import Profile, host_of
 from envcheck.struct_types import know_types
 
 SCHEMA: Final = "envcheck/model-lock/1"
@@ -290,13 +289,12 @@ def _page(client: Client, url: str) -> tuple[bytes, Mapping[str, str]]:
 def _lookup_error(ref: Reference, endpoint: str, error: NoSourceError | ValueError) -> UnavailableError:
     reason = next(iter(error.reasons.values())) if isinstance(error, NoSourceError) else error
     fix = "check the name, the revision and the endpoint (`hf: {trusted: URL}` in the profile)"
-    if isinstance(reason, StatusError):
-        refused = "if it is private or gated, set `hf: {token: allow}` or `credentials:` in the profile"
-        fix = f"check the name; {refused}" if reason.fix else fix
-    elif isinstance(reason, NetworkError):
-        fix = reason.fix or fix
     if isinstance(reason, NetworkError) and reason.retry:
         fix = "run it again later"
+    elif isinstance(reason, StatusError) and reason.fix:
+        fix = "check the name; if it is private or gated, set `hf: {token: allow}` or `credentials:` in the profile"
+    elif isinstance(reason, NetworkError):
+        fix = reason.fix or fix
     message = f"{ref.kind} {ref.repo}@{ref.revision}: {host_of(endpoint)}: {reason}"
     return UnavailableError(message, fix=f"{fix}, or use `fetch --lock FILE`, which needs no lookup")
 

@@ -29,9 +29,8 @@ from envcheck.mirrors.fetch.request import NoSourceError, try_sources
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError, is_missing
 from envcheck.mirrors.net.responses import HttpResponse
-from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import map_in_threads
-from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, network_indexes
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, host_of, network_indexes
 
 ACCEPT: Final = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.3"
 # torch's own page on its largest index has 1 MB; a flat page of all its wheels several.
@@ -131,21 +130,19 @@ class _Links(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = dict(attrs)
         href = attributes.get("href")
-        if href is None:
+        if href is None or tag not in {"a", "base"}:
             return
         with contextlib.suppress(ValueError):  # a link that is no URL
-            self._link(tag, href, yanked="data-yanked" in attributes)
-
-    def _link(self, tag: str, href: str, *, yanked: bool) -> None:
-        if tag == "base":
-            self._base = urljoin(self._base, href)
-        elif tag == "a":
             target, fragment = urldefrag(urljoin(self._base, href))
             digest = _SHA256.search(fragment)
             name = unquote(urlsplit(target).path.rpartition("/")[2])
+            if tag == "base":
+                self._base = target
+                return
             if len(self.files) >= _MOST:
                 raise _too_many_error()
             if name:
+                yanked = "data-yanked" in attributes
                 self.files.append(IndexFile(name, target, digest[1] if digest else None, yanked=yanked))
 
 

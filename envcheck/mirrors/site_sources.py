@@ -13,10 +13,9 @@ from envcheck.mirrors import index as simple_api
 from envcheck.mirrors.index import python_index, pytorch_index
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
-from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import map_in_threads
 from envcheck.mirrors.profiles.host_config import system_roots
-from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile, network_indexes
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile, host_of, network_indexes
 from envcheck.mirrors.site import SiteIndex, Tls, origin
 
 _THREADS: Final = 8

@@ -82,10 +82,9 @@ def choose_named(repository: Repository, tag_or_digest: str, arch: str, terms: P
         refused = Rejection(ProofRefusal.WRONG_ARCH, f"{tag_or_digest} has no image for {arch}")
         return PullChoice(None, [ImageRefusal(tag_or_digest, (), None, refused)])
     image = images[0]
-    for tag in tags:
-        not_promoted = promoted(repository, tag, image.index_digest or image.manifest, terms)
-        if not_promoted is not None:
-            return PullChoice(None, [ImageRefusal(image.manifest, tags, None, not_promoted)])
+    not_promoted = promoted(repository, tags[0], image.index_digest or image.manifest, terms) if tags else None
+    if not_promoted is not None:
+        return PullChoice(None, [ImageRefusal(image.manifest, tags, None, not_promoted)])
     return _best([_screened(repository, image.manifest, tags, terms)], None, terms)
 
 
@@ -120,7 +119,7 @@ def _images(repository: Repository, tags: Sequence[str], arch: str) -> tuple[dic
 
     def images(tag: str) -> list[RemoteImage] | ImageRefusal:
         try:
-            return remote_images(repository, tag, arch)
+            return [image for image in remote_images(repository, tag, arch) if image.arch == arch]
         except (AbsentError, LyingError) as error:
             return ImageRefusal(tag, (tag,), None, Rejection(ProofRefusal.UNKNOWN_FORMAT, error.message))
 
@@ -131,8 +130,7 @@ def _images(repository: Repository, tags: Sequence[str], arch: str) -> tuple[dic
             left_out.append(listed)
             continue
         for image in listed:
-            if image.arch == arch:
-                by_digest.setdefault(image.manifest, []).append(tag)
+            by_digest.setdefault(image.manifest, []).append(tag)
     return by_digest, left_out
 
 

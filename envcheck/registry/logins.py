@@ -19,10 +19,11 @@ import msgspec
 
 from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.net.credentials import Login, OriginLogin
+from envcheck.mirrors.net.credentials import Login, OriginLogin, basic
 from envcheck.mirrors.net.network_errors import NetworkError, StatusError
 from envcheck.mirrors.net.responses import HttpResponse
-from envcheck.mirrors.net.urls import host_of, is_loopback, is_web_url, redirect_target
+from envcheck.mirrors.net.urls import is_loopback, is_web_url, redirect_target
+from envcheck.mirrors.profiles.model import host_of
 from envcheck.registry.documents import DOCKER_HUB, DeniedError, ImageReference, RegistryUnavailableError
 from envcheck.struct_types import Secret, know_types
 
@@ -119,8 +120,7 @@ def _names(reference: ImageReference) -> list[str]:
 
 
 def _with_password(user: str, password: str) -> Account | None:
-    header = base64.b64encode(f"{user}:{password}".encode()).decode()
-    return Account(f"Basic {header}") if password else None
+    return Account(basic(user, password)) if password else None
 
 
 def _of_helper(name: str, registry: str, path: Path) -> Account | None:

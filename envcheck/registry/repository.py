@@ -19,10 +19,10 @@ import msgspec
 from envcheck.errors import refuse
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import BrokenError, NetworkError, SlowError, StatusError
-from envcheck.mirrors.net.responses import HttpResponse
-from envcheck.mirrors.net.urls import host_of, origin_of, redirect_target
+from envcheck.mirrors.net.responses import HttpResponse, file_size
+from envcheck.mirrors.net.urls import origin_of, redirect_target
 from envcheck.mirrors.net.waits import tell_pause
-from envcheck.mirrors.profiles.model import Profile
+from envcheck.mirrors.profiles.model import Profile, host_of
 from envcheck.mirrors.settings import mirrors
 from envcheck.registry import documents
 from envcheck.registry.documents import AbsentError, ImageReference, LyingError, RegistryUnavailableError, digest_of
@@ -45,7 +45,6 @@ _BLOCK: Final = 1 << 16
 _PAGES: Final = 1000
 _MOST_TAGS: Final = 500_000
 _NEXT: Final = re.compile(r'<([^<>]*)>\s*;\s*rel\s*=\s*"?next\b', re.IGNORECASE)
-_LENGTH: Final = re.compile(r"[0-9]{1,15}")
 
 
 class RegistryRequest(LightRecord, frozen=True):
@@ -142,8 +141,7 @@ class Repository:
         """Return the body of an answer. Raise LyingError as soon as it is known to be too large."""
         if request.method == "HEAD":
             return b""
-        stated = answer.headers.get("Content-Length", "0")
-        size = int(stated) if _LENGTH.fullmatch(stated) else 0
+        size = file_size(answer.status, answer.headers) or 0
         parts = list[bytes]()
         for part in answer.page(2 * request.most + _BLOCK) if size <= request.most else ():
             parts.append(part)

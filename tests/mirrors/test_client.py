@@ -9,7 +9,8 @@ import pytest
 from envcheck.errors import ConfigError
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
-from envcheck.mirrors.net.urls import host_of, origin_of, proxy_login, proxy_of, redirect_target, split_sha256
+from envcheck.mirrors.net.urls import origin_of, proxy_login, proxy_of, redirect_target, split_sha256
+from envcheck.mirrors.profiles.model import host_of
 from tests.http_server import Answer, Request, Server, Servers
 
 BODY = bytes(range(256)) * 5000

@@ -34,7 +34,7 @@ from envcheck.mirrors.net.network_errors import (
     joined_advice,
 )
 from envcheck.mirrors.net.responses import HttpResponse, WholeFileError, file_size
-from envcheck.mirrors.net.urls import host_of
+from envcheck.mirrors.profiles.model import host_of
 
 MIB: Final = 1 << 20
 # A piece is what the journal notes: 1 MiB, or as much as makes this many pieces.

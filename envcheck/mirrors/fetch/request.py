@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 from envcheck.errors import NotFoundError, UnavailableError
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import OTHER_MIRROR, NetworkError, SlowError, is_missing
-from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import tell_pause
+from envcheck.mirrors.profiles.model import host_of
 
 
 class StoppedError(Exception):

@@ -23,8 +23,8 @@ from envcheck.errors import refuse
 from envcheck.mirrors.net.credentials import Login, logins, named_hosts
 from envcheck.mirrors.net.network_errors import NetworkError, SlowError, network_error, proxy_variable
 from envcheck.mirrors.net.responses import POOLS, HttpResponse, within
-from envcheck.mirrors.net.urls import host_of, origin_of, proxy_login, proxy_of, redirect_target
-from envcheck.mirrors.profiles.model import Profile
+from envcheck.mirrors.net.urls import origin_of, proxy_login, proxy_of, redirect_target
+from envcheck.mirrors.profiles.model import Profile, host_of
 from envcheck.struct_types import Secret
 
 HOPS: Final = 10

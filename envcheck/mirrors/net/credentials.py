@@ -13,8 +13,8 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.net.urls import host_of, is_loopback, origin_of
-from envcheck.mirrors.profiles.model import Credential, Profile
+from envcheck.mirrors.net.urls import is_loopback, origin_of
+from envcheck.mirrors.profiles.model import Credential, Profile, host_of
 from envcheck.struct_types import Secret
 
 
@@ -49,7 +49,7 @@ class HostCredential(Secret, frozen=True):
 
     def header(self, url: str) -> str | None:
         """Return the header for a URL of that host, else None."""
-        parts, at = urlsplit(url), host_of(url).lower()
+        parts, at = urlsplit(url), host_of(url)
         if self.host not in {at, parts.hostname} or (parts.scheme != "https" and at not in self.plain):
             return None
         if self.missing:
@@ -82,13 +82,13 @@ class Netrc:
         if any(named_host == host for _, named_host, _ in self._named):
             allowed = origin in self._named
         login = self._hosts.get(host or "")
-        return _basic(login[0], login[2]) if login and allowed else None
+        return basic(login[0], login[2]) if login and allowed else None
 
 
 def host_credentials(profile: Profile, environ: Mapping[str, str] | None = None) -> list[HostCredential]:
     """Return the logins of a profile's `credentials`, with the secrets read from their variables and files."""
     environ = os.environ if environ is None else environ
-    plain = frozenset(host_of(url).lower() for url in profile_urls(profile) if url.startswith("http://"))
+    plain = frozenset(host_of(url) for url in profile_urls(profile) if url.startswith("http://"))
     exact = sorted(profile.credentials.items(), key=lambda pair: ":" not in pair[0])
     return [_host_credential(host, secret, plain, environ) for host, secret in exact]
 
@@ -105,7 +105,7 @@ def _host_credential(
         where = f"${variable}" if variable else file
         return HostCredential(host, plain, "", f"its credential is missing: {where} has no secret")
     user = credential.user
-    return HostCredential(host, plain, f"Bearer {secret_text}" if user is None else _basic(user, secret_text))
+    return HostCredential(host, plain, f"Bearer {secret_text}" if user is None else basic(user, secret_text))
 
 
 def profile_urls(profile: Profile) -> Iterator[str]:
@@ -147,5 +147,6 @@ def token_path(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("HF_TOKEN_PATH") or f"{home}/token")
 
 
-def _basic(user: str, password: str) -> str:
+def basic(user: str, password: str) -> str:
+    """Return the Authorization header of a user and password."""
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()

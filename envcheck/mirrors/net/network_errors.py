@@ -12,7 +12,8 @@ from typing import Final
 
 import urllib3
 
-from envcheck.mirrors.net.urls import host_of, proxy_of
+from envcheck.mirrors.net.urls import proxy_of
+from envcheck.mirrors.profiles.model import host_of
 
 OTHER_MIRROR: Final = "name another mirror (--mirror)"
 # OpenSSL's X509_V_ERR_* (x509_vfy.h): unknown issuer; not valid now; wrong name.

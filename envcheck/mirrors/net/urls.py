@@ -7,17 +7,11 @@ from typing import Final
 from urllib.parse import unquote, urljoin, urlsplit
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.profiles.model import redacted
+from envcheck.mirrors.profiles.model import host_of, redacted
 
 _SECURE: Final = "https"
 _PORTS: Final = {"http": 80, _SECURE: 443}
 _HASH: Final = re.compile(r"(md5|sha[0-9]+)=(.*)", re.DOTALL)
-
-
-def host_of(url: str) -> str:
-    """Return host:port of a URL, without a user or password. A redirect or page may name one that is not printable."""
-    host = urlsplit(url).netloc.rpartition("@")[2]
-    return host if host.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in host)
 
 
 def is_web_url(url: str) -> bool:

@@ -185,33 +185,27 @@ _YAML_SIGN: Final = r"""'(?:.|\\.|<[a-z ]+>)'|"'\""""
 
 def _read_mapping(data: bytes, path: Path, kind: str) -> tuple[dict[Any, Any], LocateKey]:
     """Return the mapping in a YAML file, and what names a key path with file and line. Refuse credentials in it."""
-    node, value = _read_yaml(data, path)
+    rows, value = _read_yaml(data, path)
     if not isinstance(value, dict):
         refuse(f"{path}: not {kind}: expected a mapping", "docs/mirrors.md has an example of a profile")
-    lines = _lines(node)
+    lines = {key_path: line for key_path, line, _ in rows}
 
     def locate(key_path: str) -> str:
-        name = _printable(redacted(key_path.removeprefix("$").removeprefix(".")))
-        return f"{path}:{lines.get(key_path, 1)}: {name or 'profile'}"
+        return f"{path}:{lines.get(key_path, 1)}: {_shown(key_path)}"
 
-    for key_path, text in _texts(value):
+    for key_path, _, text in rows:
         if has_userinfo(text):
             message = f"{locate(key_path)}: a user or password in {redacted(text)}"
             raise ConfigError(message, fix="move it to a netrc file, and name the file under `netrc:`")
     return value, locate
 
 
-def _texts(value: Any, key_path: str = "$") -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        yield key_path, value
-    items = {f".{key}": item for key, item in value.items()} if isinstance(value, dict) else {}
-    items |= {f"[{number}]": item for number, item in enumerate(value)} if isinstance(value, list) else {}
-    for step, item in items.items():
-        yield from _texts(item, f"{key_path}{step}")
+def _shown(key_path: str) -> str:
+    return _printable(redacted(key_path.removeprefix("$").removeprefix("."))) or "profile"
 
 
-def _read_yaml(data: bytes, path: Path) -> tuple[yaml.Node | None, Any]:
-    """Return the document as nodes, which know their lines, and as values.
+def _read_yaml(data: bytes, path: Path) -> tuple[list[tuple[str, int, str]], Any]:
+    """Return the key path, line and text of each value (see `_walk`), and the values.
 
     Refuse aliases, which can be recursive, and nesting that no profile has.
     """
@@ -226,8 +220,8 @@ def _read_yaml(data: bytes, path: Path) -> tuple[yaml.Node | None, Any]:
                 message = f"{line}: YAML aliases are not supported"
                 raise ConfigError(message, fix="write the value out, or quote a text that begins with *")
         node = yaml.compose(data, Loader=yaml.SafeLoader)
-        _check_keys(node, path)
-        return node, None if node is None else yaml.SafeLoader("").construct_document(node)
+        rows = list(_walk(node, path))
+        return rows, None if node is None else yaml.SafeLoader("").construct_document(node)
     except yaml.reader.ReaderError:
         refuse(f"{path} is not a text file", "write it in UTF-8, without control characters")
     except yaml.YAMLError as error:
@@ -241,38 +235,31 @@ def _read_yaml(data: bytes, path: Path) -> tuple[yaml.Node | None, Any]:
         refuse(f"{path}: not YAML: {str(error).splitlines()[0]}", "use only text, true or false, lists and mappings")
 
 
-def _check_keys(node: yaml.Node | None, path: Path, name: str = "") -> None:
-    """Refuse a key that is no text, a duplicate one, of which YAML takes the last, and an empty list of indexes."""
-    if node is not None and name in {"pypi", "pytorch"} and not node.value:
-        message = f"{path}:{node.start_mark.line + 1}: {name}: the list is empty"
-        raise ConfigError(message, fix="remove the key, or name an index or a directory")
+def _walk(node: yaml.Node | None, path: Path, at: str = "$") -> Iterator[tuple[str, int, str]]:
+    """Yield the key path ("$.pypi[0].url"), line and text of each value.
+
+    Refuse a key that is no text, a duplicate one, of which YAML takes the last, and an empty list of indexes.
+    """
+    if node is not None:
+        line = node.start_mark.line + 1
+        yield at, line, node.value if node.tag == _TEXT_TAG else ""
+        if at in {"$.pypi", "$.pytorch"} and not node.value:
+            refuse(f"{path}:{line}: {_shown(at)}: the list is empty", "remove the key, or name an index or a directory")
+    if isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            yield from _walk(value, path, f"{at}[{number}]")
     if isinstance(node, yaml.MappingNode):
         first_lines: dict[str, int] = {}
         for key, value in node.value:
-            line = key.start_mark.line + 1
+            line, below = key.start_mark.line + 1, f"{at}.{key.value}"
             if key.tag != _TEXT_TAG:
-                refuse(f"{path}:{line}: {name or 'profile'}: a key that is not text", "quote the key, or correct it")
-            key_path = _printable(redacted(f"{name}.{key.value}".lstrip(".")))
+                refuse(f"{path}:{line}: {_shown(at)}: a key that is not text", "quote the key, or correct it")
             if key.value in first_lines:
-                message = f"{path}:{line}: {key_path}: duplicate key, first in line {first_lines[key.value]}"
+                message = f"{path}:{line}: {_shown(below)}: duplicate key, first in line {first_lines[key.value]}"
                 raise ConfigError(message, fix="join the two, or remove one")
             first_lines[key.value] = line
-            _check_keys(value, path, key_path)
-    if isinstance(node, yaml.SequenceNode):
-        for number, value in enumerate(node.value):
-            _check_keys(value, path, f"{name}[{number}]")
-
-
-def _lines(node: yaml.Node | None, key_path: str = "$") -> dict[str, int]:
-    """Map each key path ("$.pypi[0].url") to its line, counted from 1."""
-    lines = {key_path: node.start_mark.line + 1} if node else {}
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            lines |= {**_lines(value, f"{key_path}.{key.value}"), f"{key_path}.{key.value}": key.start_mark.line + 1}
-    if isinstance(node, yaml.SequenceNode):
-        for number, value in enumerate(node.value):
-            lines |= _lines(value, f"{key_path}[{number}]")
-    return lines
+            yield from _walk(value, path, below)
+            yield below, line, ""
 
 
 def _printable(text: str) -> str:

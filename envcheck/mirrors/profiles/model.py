@@ -130,8 +130,9 @@ def _split_scheme(url: str) -> tuple[str, str]:
 
 
 def host_of(url: str) -> str:
-    """Return the host of a URL or of a bare `host:port/path`, with the port if one is given."""
-    return urlsplit(url if "://" in url else f"//{url}").netloc.rpartition("@")[2].lower()
+    """Return host:port of a URL or a bare `host:port/path`. A redirect or page may name one that is not printable."""
+    host = urlsplit(url if "://" in url else f"//{url}").netloc.rpartition("@")[2].lower()
+    return host if host.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in host)
 
 
 def without_query(url: str) -> str:
