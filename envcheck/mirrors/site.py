@@ -137,11 +137,6 @@ def origin(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def netloc(url: str) -> str:
-    """Return host[:port] of a URL."""
-    return urlsplit(url).netloc
-
-
 def checked(site: Site) -> Site:
     """Return the site. Raise ConfigError for values that are unsafe or that nginx would misread."""
     for text in _texts(msgspec.to_builtins(site)):
@@ -263,8 +258,8 @@ def render(site: Site) -> dict[str, str]:
     context = {
         "site": site,
         "addresses": [f"[{address}]" if ":" in address else address for address in site.addresses],
-        "netlocs": {origin: netloc(origin) for origin in site.origins},
-        "hf_netloc": netloc(site.hf.endpoint) if site.hf and site.hf.endpoint else "",
+        "netlocs": {origin: urlsplit(origin).netloc for origin in site.origins},
+        "hf_netloc": urlsplit(site.hf.endpoint or "").netloc if site.hf else "",
         "places": _places(site),
         "parts": run.parts,
     }
@@ -324,8 +319,8 @@ def _places(site: Site) -> list[dict[str, str]]:
         {"at": f"/{index.part}", "to": f"{index.origin}{index.parent}", "variable": f"{index.part}_path"}
         for index in site.indexes
     ]
-    far = [{"at": f"/files/{netloc(origin)}", "to": origin, "variable": "files_path"} for origin in site.origins]
-    return near + far
+    hosts = {origin: urlsplit(origin).netloc for origin in site.origins}
+    return near + [{"at": f"/files/{host}", "to": origin, "variable": "files_path"} for origin, host in hosts.items()]
 
 
 class RenderedFiles(NamedTuple):

@@ -133,12 +133,13 @@ def attach(
     `layers` are media types and contents; with `inline`, small ones are in the manifest too, for readers' sake. A
     registry can lose a blob that is uploaded twice at once; it says so when the manifest comes, and gets all again.
     """
+    data = {blob: base64.b64encode(blob).decode() for _, blob in layers if inline and len(blob) <= _INLINE}
     document = ImageManifest(
         schema_version=2,
         media_type=documents.OCI_MANIFEST,
         artifact_type=artifact_type,
         config=documents.described(documents.EMPTY, documents.EMPTY_TYPE),
-        layers=[_layer(*layer, inline=inline) for layer in layers],
+        layers=[structs.replace(documents.described(blob, kind), data=data.get(blob, "")) for kind, blob in layers],
         subject=structs.replace(subject, data="", platform=None),
         annotations=dict(annotations),
     )
@@ -156,11 +157,6 @@ def attach(
     named = documents.described(content, documents.OCI_MANIFEST)
     listed = reply.headers.get("OCI-Subject") == subject.digest
     return Attachment(named, "" if listed else _entered(repository, subject.digest, named, document))
-
-
-def _layer(kind: str, content: bytes, *, inline: bool) -> Descriptor:
-    small = inline and len(content) <= _INLINE
-    return structs.replace(documents.described(content, kind), data=base64.b64encode(content).decode() if small else "")
 
 
 def _entered(repository: Repository, subject: str, named: Descriptor, document: ImageManifest) -> str:
@@ -211,10 +207,8 @@ def referrers(
     before = f"{fallback_tag(subject)}."
     mine = (_OWN.fullmatch(tag) for tag in (repository.tags() if tags is None else tags) if tag.startswith(before))
     own = {match[0]: match[2] for match in mine if match and match[3] != _ENDS.get(without)}
-    if len(listed) + len(own) > _MOST:
-        message = (
-            f"{repository.reference.name} lists {len(listed) + len(own)} artifacts for {subject}, more than {_MOST}"
-        )
+    if (count := len(listed) + len(own)) > _MOST:
+        message = f"{repository.reference.name} lists {count} artifacts for {subject}, more than {_MOST}"
         raise LyingError(message, fix="delete what nobody needs, or use another repository")
 
     def read(name: str) -> Referrer | Rejection:

@@ -1,8 +1,7 @@
 """Which image of a repository is taken: the newest that is proven for a node, or the one that an alias was promoted to.
 
-A tag is never believed: whoever can write to the registry moves it. What a tag's name says of torch only decides which
-image is looked at first; what counts is the cell in the proof. Newest torch comes first, then the newest proof. An
-alias names what a signed promotion says.
+A tag is never believed: whoever can write to the registry moves it. What its name says of torch decides which image is
+looked at first; what counts is the cell in the proof, and a signed promotion for an alias.
 """
 
 import collections

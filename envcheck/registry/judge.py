@@ -1,12 +1,8 @@
-"""Which proof of an image holds, for which node: read, then judged by the policy, the node and today's limits.
-
-The policy is what a site asks of a proof: envcheck-policy.toml, or the default where there is no file.
-"""
+"""Which proof of an image holds, for which node: read, then judged by a site's policy, the node and today's limits."""
 
 import datetime as dt
 import gzip
 import io
-import sys
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,11 +26,6 @@ from envcheck.registry.statement import MalformedError, ProofFacts, ProofRefusal
 from envcheck.reports.model import RunReport, rejudge
 from envcheck.signing import PublicKey, load_public
 from envcheck.struct_types import LightRecord, know_types
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 CLOCK_SKEW: Final = dt.timedelta(minutes=5)
 _ARCHS: Final[dict[str, HostArch]] = {"x86_64": "x86_64", "aarch64": "aarch64"}
@@ -95,10 +86,10 @@ know_types(_PolicyFile)
 def read_policy(path: Path) -> Policy:
     """Return the policy in a file; the paths of its keys begin at the file. Raises ConfigError with the setting."""
     try:
-        tables = msgspec.convert(tomllib.loads(safe_files.read_whole(path, most=_MOST).decode()), _PolicyFile)
+        tables = msgspec.toml.decode(safe_files.read_whole(path, most=_MOST), type=_PolicyFile)
     except OSError as error:
         refuse(f"cannot read {path}: {error.strerror}", "give a TOML file that you may read")
-    except (ValueError, RecursionError) as error:  # of msgspec and tomllib, which name the place; not UTF-8
+    except (ValueError, RecursionError) as error:  # of msgspec, which names the place; not UTF-8
         why = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:200]
         refuse(f"{path}: {why}", _FIX)
     proof, promote = tables.proof, tables.promote

@@ -71,19 +71,14 @@ class _HelperAnswer(msgspec.Struct, rename="pascal"):
 know_types(_TokenAnswer, _LoginFile, _HelperAnswer)
 
 
-def login_files(environ: Mapping[str, str]) -> list[Path]:
-    """Return the files that may hold a login of docker or podman, in the order in which they count."""
+def find_account(reference: ImageReference, environ: Mapping[str, str]) -> Account | None:
+    """Return the login that `docker login` or `podman login` left for a repository's registry, or None."""
     home, runtime = Path(environ.get("HOME") or "/root"), environ.get("XDG_RUNTIME_DIR")
     files = [Path(environ["REGISTRY_AUTH_FILE"])] if environ.get("REGISTRY_AUTH_FILE") else []
     files.append(Path(environ.get("DOCKER_CONFIG") or home / ".docker") / "config.json")
     files += [Path(runtime) / "containers/auth.json"] if runtime else []
     files.append(Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "containers/auth.json")
-    return files
-
-
-def find_account(reference: ImageReference, environ: Mapping[str, str]) -> Account | None:
-    """Return the login that `docker login` or `podman login` left for a repository's registry, or None."""
-    accounts = (_of_file(reference, path) for path in login_files(environ))
+    accounts = (_of_file(reference, path) for path in files)  # in the order in which they count
     return next((account for account in accounts if account is not None), None)
 
 

@@ -65,15 +65,11 @@ def image_arch(report: RunReport) -> str:
 
 
 def ran(report: RunReport, images: Sequence[RemoteImage]) -> RemoteImage:
-    """Return the image that the report is about. Raises UnprovableError where it is none of them, or open which.
-
-    The strongest evidence decides: the manifest's digest, the config's (which holds the layers and all settings), the
-    index's with the architecture, or REPOSITORY@DIGEST.
-    """
+    """Return the image that the report is about. Raises UnprovableError where it is none of them, or open which."""
     facts = report.target.image or ImageFacts(runs_as="", program="", history=0, secrets=[])
     id_, pulled = report.target.image_id, {name.rpartition("@")[2] for name in facts.repository_digests}
     same_arch = {image.manifest: image for image in images if image.arch == image_arch(report)}
-    for field, stated in (
+    for field, stated in (  # the strongest first; the config holds the layers and all settings
         ("manifest", {facts.manifest_digest, id_}),
         ("config", {facts.config_digest, id_}),
         ("index_digest", {facts.index_digest, id_} - {None}),

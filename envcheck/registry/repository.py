@@ -142,16 +142,15 @@ class Repository:
         if request.method == "HEAD":
             return b""
         size = file_size(answer.status, answer.headers) or 0
-        parts = list[bytes]()
+        body = bytearray()
         for part in answer.page(2 * request.most + _BLOCK) if size <= request.most else ():
-            parts.append(part)
-            size = sum(map(len, parts))
-            if size > request.most:
+            body += part
+            if len(body) > request.most:
                 break
-        if size > request.most:
+        if max(size, len(body)) > request.most:
             message = f"{self.reference.registry} answers for {request.label} with more than {request.most} bytes"
             raise LyingError(message, fix="do not use it: what belongs there is smaller")
-        return b"".join(parts)
+        return bytes(body)
 
     def _refusal(self, request: RegistryRequest, answer: HttpResponse, codes: tuple[str, ...]) -> Exception:
         """Return the error of an answer that is none of the accepted ones."""

@@ -140,7 +140,9 @@ def rollback(store: Store) -> int:
         raise ConfigError(message, fix="see `envcheck store versions`")
     for file in read_manifest(store, older[-1]).files:
         path = _folder(store) / str(older[-1]) / file.path
-        problem = _difference(path, file) or _hash_difference(path, file)
+        problem = _difference(path, file)
+        if problem is None and digest_or_none(path) != file.sha256:
+            problem = "it has another hash, or the disk cannot read it"
         if problem:
             message = f"cannot serve version {older[-1]}: {file.path}: {problem}"
             fix = "release its cells again (`envcheck store release CELL --replace`), which fetches damaged files again"
@@ -155,11 +157,6 @@ def _difference(path: Path, file: TreeFile) -> str | None:
         return "it is not there"
     size = path.stat().st_size
     return None if size == file.size else f"it has {size} bytes, not {file.size}"
-
-
-def _hash_difference(path: Path, file: TreeFile) -> str | None:
-    digest = digest_or_none(path)
-    return "the disk cannot read it" if digest is None else None if digest == file.sha256 else "it has another hash"
 
 
 def remove_damaged(store: Store, digests: Iterable[str]) -> list[str]:

@@ -9,7 +9,6 @@ nginx/                 configuration for nginx, which sets these headers
 
 import contextlib
 import hashlib
-import html
 import json
 import re
 import zipfile
@@ -18,7 +17,6 @@ from email.parser import BytesHeaderParser
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote
 
 import msgspec
 from packaging.utils import parse_wheel_filename
@@ -218,31 +216,16 @@ def _index_pages(wheels: Iterable[Wheel]) -> dict[str, bytes]:
     ordered = sorted(wheels, key=lambda wheel: (_index_root(wheel), wheel.project, wheel.name, wheel.sha256))
     for root, of_index in groupby(ordered, key=_index_root):
         projects = {project: list(files) for project, files in groupby(of_index, key=lambda wheel: wheel.project)}
-        pages[f"{root}/index.html"] = _html("Simple index", [f'<a href="{name}/">{name}</a>' for name in projects])
-        up = "../" * (root.count("/") + 2)
+        context = {"title": "Simple index", "projects": projects, "wheels": [], "up": "../" * (root.count("/") + 2)}
+        pages[f"{root}/index.html"] = rendered("site/tree_index.html.j2", context).encode()
         for project, files in projects.items():
-            pages[f"{root}/{project}/index.html"] = _html(project, [_anchor(wheel, up) for wheel in files])
+            page = {**context, "title": project, "projects": [], "wheels": files}
+            pages[f"{root}/{project}/index.html"] = rendered("site/tree_index.html.j2", page).encode()
     return pages
 
 
 def _index_root(wheel: Wheel) -> str:
     return "simple" if wheel.index == "pypi" else f"whl/{wheel.index.partition('/')[2]}"
-
-
-def _html(title: str, links: Iterable[str]) -> bytes:
-    body = "<br>\n".join(links)
-    head = f'<meta charset="utf-8"><meta name="pypi:repository-version" content="1.1"><title>{title}</title>'
-    return f"<!DOCTYPE html>\n<html><head>{head}</head><body>\n{body}\n</body></html>\n".encode()
-
-
-def _anchor(wheel: Wheel, up: str) -> str:
-    attrs = {"href": f"{up}files/{wheel.sha256}/{quote(wheel.name)}#sha256={wheel.sha256}"}
-    if wheel.requires_python:
-        attrs["data-requires-python"] = wheel.requires_python
-    if wheel.metadata:
-        attrs["data-core-metadata"] = attrs["data-dist-info-metadata"] = f"sha256={wheel.metadata}"
-    attributes = " ".join(f'{name}="{html.escape(value)}"' for name, value in attrs.items())
-    return f"<a {attributes}>{html.escape(wheel.name)}</a>"
 
 
 def _branches(model: Revision, branches: Mapping[str, str]) -> list[str]:
@@ -266,16 +249,13 @@ def _api_pages(model: Revision, revision: str) -> dict[str, bytes]:
     info = {"id": model.repo, "sha": model.revision, "private": False, "gated": False, "siblings": siblings}
     if model.kind == "model":
         info["modelId"] = model.repo
-    pages = {
-        f"{at}/revision/{revision}": _json(info),
-        f"{at}/tree/{revision}": _json([_tree_row(f) for f in model.files]),
-    }
+    rows: list[dict[str, Any]] = []
+    for file in model.files:
+        rows.append({"type": "file", "oid": file.sha1 or file.sha256, "size": file.size, "path": file.path})
+        if not file.sha1:
+            rows[-1]["lfs"] = {"oid": file.sha256, "size": file.size, "pointerSize": 134}
+    pages = {f"{at}/revision/{revision}": _json(info), f"{at}/tree/{revision}": _json(rows)}
     return {**pages, **({f"{at}/index.json": _json(info)} if revision == "main" else {})}
-
-
-def _tree_row(file: HubFile) -> dict[str, Any]:
-    row: dict[str, Any] = {"type": "file", "oid": file.sha1 or file.sha256, "size": file.size, "path": file.path}
-    return row if file.sha1 else {**row, "lfs": {"oid": file.sha256, "size": file.size, "pointerSize": 134}}
 
 
 def _json(value: Any) -> bytes:
