@@ -38,6 +38,7 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True):
     pins: list[Pin]
 
 
+MADE_ANEW: Final = "delete it: the next build makes it anew"
 GROUPS: Final[tuple[Group, ...]] = get_args(Group)
 _TORCH: Final = frozenset({"torch", "torchvision", "torchaudio"})
 _CUDA: Final = re.compile(r"^(nvidia-|cuda-|triton$|pytorch-triton$)")
@@ -185,6 +186,14 @@ def read_locks(directory: Path, groups: Sequence[Group] = GROUPS, arch: HostArch
     """Return the locks of a cell's directory in layer order; a group without a file is absent."""
     files = [(group, directory / file_name(group, arch)) for group in groups]
     return [parse_lock(_text(path), group, str(path)) for group, path in files if path.is_file()]
+
+
+def read_kept(path: Path, group: Group) -> Lock:
+    """Return a lock that a build kept for the next one. Raise ConfigError where it cannot be read."""
+    try:
+        return parse_lock(_text(path), group, str(path))
+    except ConfigError as error:
+        raise ConfigError(error.message, fix=MADE_ANEW) from error
 
 
 def _text(path: Path) -> str:

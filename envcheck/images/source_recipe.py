@@ -22,7 +22,7 @@ from envcheck.data import data_path, state_path
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images import wheels
 from envcheck.images.lock_on_top import lock_build_requirements
-from envcheck.images.lockfile import Lock, Pin, format_lock, parse_lock
+from envcheck.images.lockfile import MADE_ANEW, Lock, Pin, format_lock, read_kept
 from envcheck.images.spec import ImageSpec
 from envcheck.images.wheels import StoredWheel
 from envcheck.matrix.facts.lookup import Facts, nvcc_in_wheels
@@ -269,16 +269,11 @@ def _kept(devel: ImageSpec, name: str, version: str) -> Path:
 
 
 def _read(path: Path, name: str, version: str) -> Sdist:
-    fix = "delete it: the next build makes it anew"
-    try:
-        pins = parse_lock(path.read_text(encoding="utf-8"), "devel", str(path)).pins
-    except (ConfigError, OSError, UnicodeDecodeError) as error:
-        reason = error.message if isinstance(error, ConfigError) else f"{path} cannot be read"
-        raise ConfigError(reason, fix=fix) from error
+    pins = read_kept(path, "devel").pins
     own = next((pin for pin in pins if pin.name == name and Version(pin.version) == Version(version)), None)
     if own is None or len(own.sha256) != 1:
         message = f"{path} pins no sdist of {name} {version}"
-        raise ConfigError(message, fix=fix)
+        raise ConfigError(message, fix=MADE_ANEW)
     return Sdist(name=name, version=version, sha256=own.sha256[0], requires=[pin for pin in pins if pin.name != name])
 
 

@@ -15,21 +15,6 @@ from envcheck.images.lockfile import Group, Lock, Pin
 from envcheck.images.targets import RECIPES, extensions_of, groups_of, requirements_of
 from envcheck.matrix.facts.model import Base, Build, Cell, HostArch, Matrix, Target, TorchRelease, TorchVariant, key
 
-__all__ = [
-    "LABEL_PREFIX",
-    "Group",
-    "ImageSpec",
-    "Lock",
-    "Pin",
-    "load_spec",
-    "load_specs",
-    "no_lock",
-    "select",
-    "select_one",
-    "torch_index",
-    "with_user_packages",
-]
-
 LABEL_PREFIX = "envcheck."
 ARCH: Final[HostArch] = "x86_64"
 _COMPANIONS: Final = {"triton": "(pytorch-)?triton", "torchvision": "torchvision", "torchaudio": "torchaudio"}

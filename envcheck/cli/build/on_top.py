@@ -30,7 +30,7 @@ from envcheck.images import source_recipe as recipe
 from envcheck.images.build_log import FailedError, step_of
 from envcheck.images.dockerfile import write_locks
 from envcheck.images.lock_on_top import contradiction, excluded, lock_user_packages
-from envcheck.images.lockfile import Lock, format_lock, parse_lock, read_locks
+from envcheck.images.lockfile import MADE_ANEW, Lock, format_lock, read_kept, read_locks
 from envcheck.images.source_compile import Compiler, wheel_of
 from envcheck.images.source_recipe import ExtensionBuild, capabilities
 from envcheck.images.spec import ImageSpec, make_spec, with_user_packages
@@ -119,14 +119,6 @@ def lock_first(matrix: Matrix, spec: ImageSpec, profile: Profile) -> ImageSpec:
     return locked
 
 
-class WheelFile(NamedTuple):
-    """A wheel that is not on the Python index: the file, where it is, and its hash on record."""
-
-    name: str
-    url: str
-    sha256: str
-
-
 class PinnedExtensions(NamedTuple):
     """Requirements with each known extension pinned. `sources` (name, version) must be compiled, `files` are fetched.
 
@@ -135,7 +127,7 @@ class PinnedExtensions(NamedTuple):
 
     requirements: list[str]
     sources: list[tuple[str, str]]
-    files: list[WheelFile]
+    files: list[WantedFile]
 
 
 def known_extensions(path: Path | None = None) -> Extensions:
@@ -189,7 +181,7 @@ def extensions_of_target(matrix: Matrix, spec: ImageSpec) -> list[str]:
     Raises ConfigError for one that cannot fit, or fits only from elsewhere than the Python index.
     """
     pinned = pinned_to_fit(matrix, spec, extensions_of(spec.target, spec.cuda))
-    others = [*(name for name, _ in pinned.sources), *(file.name for file in pinned.files)]
+    others = [*(name for name, _ in pinned.sources), *(file.path.name for file in pinned.files)]
     if others:
         message = f"{spec.cell}, target {spec.target}: the Python index has no wheel of {others[0]} that fits"
         raise ConfigError(message, fix="take another cell")
@@ -256,11 +248,11 @@ def _add(pinned: PinnedExtensions, chosen: ChosenExtension, spec: ImageSpec, lin
         click.echo(f"with    {pin}: {chosen.reason}", err=True)
 
 
-def _wheel_file(chosen: ChosenExtension) -> WheelFile | None:
+def _wheel_file(chosen: ChosenExtension) -> WantedFile | None:
     """Return the wheel of a project's own releases or another place, if its hash is on record."""
     if chosen.channel == "pypi" or chosen.file is None or chosen.where is None or chosen.sha256 is None:
         return None
-    return WheelFile(chosen.file, f"{chosen.where.rstrip('/')}/{chosen.file}", chosen.sha256)
+    return WantedFile((f"{chosen.where.rstrip('/')}/{chosen.file}",), chosen.sha256, None, Path(chosen.file))
 
 
 def with_packages(
@@ -308,16 +300,11 @@ def _say_excluded(requirements: Sequence[str]) -> None:
 
 def _read(path: Path, spec: ImageSpec, requirements: Sequence[str]) -> Lock:
     """Return a kept lock; ConfigError where it cannot be read or is not one of these requirements on this cell."""
-    fix = "delete it: the next build makes it anew"
-    try:
-        lock = parse_lock(path.read_text(encoding="utf-8"), "user", str(path))
-    except (ConfigError, OSError, UnicodeDecodeError) as error:
-        reason = error.message if isinstance(error, ConfigError) else f"{path} cannot be read"
-        raise ConfigError(reason, fix=fix) from error
+    lock = read_kept(path, "user")
     wrong = contradiction(spec, lock, requirements)
     if wrong:
         message = f"{path} {wrong}"
-        raise ConfigError(message, fix=fix)
+        raise ConfigError(message, fix=MADE_ANEW)
     return lock
 
 
@@ -366,7 +353,7 @@ def with_requirements(specs: Sequence[ImageSpec], profile: Profile, request: Bui
         return
     made = _Wheels(spec, pinned, request)
     if options.dry_run and made.lacking():
-        names = [*(f"{name} {version}" for name, version in pinned.sources), *(file.name for file in pinned.files)]
+        names = [*(f"{name} {version}" for name, version in pinned.sources), *(file.path.name for file in pinned.files)]
         yield OnTop(specs, profile, {"compile": names, "with": lines})
         return
     with made.in_directory(profile) as folder:
@@ -445,5 +432,5 @@ class _Wheels:
     def _fetched(self, means: Callable[[str], TransferOptions]) -> Iterator[StoredWheel]:
         for wheel in self._pinned.files:
             if not self._store.sound(wheel.sha256):
-                self._store.put(WantedFile((wheel.url,), wheel.sha256, None, Path(wheel.name)), means(wheel.name))
-            yield StoredWheel(wheel.name, wheel.sha256)
+                self._store.put(wheel, means(wheel.path.name))
+            yield StoredWheel(wheel.path.name, wheel.sha256)

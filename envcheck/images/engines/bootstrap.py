@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from envcheck.errors import BuildError, UnavailableError
 from envcheck.images.engines import subprocesses
@@ -46,14 +46,6 @@ _MERGED_USR: Final = Path("/usr/share/mmdebstrap/hooks/merged-usr")
 _SECURITY: Final = {"debian": "debian-security", "ubuntu": "ubuntu"}
 
 
-class Recipe(NamedTuple):
-    """How a base is bootstrapped: the image it becomes and the program that makes its root file system."""
-
-    reference: str
-    suite: str
-    argv: list[str]
-
-
 def reference(base: Base, arch: HostArch, packages: Sequence[str] = OS_PACKAGES) -> str:
     """Return the reference of the bootstrapped base, which does not depend on where its packages come from."""
     recipe = json.dumps([base.distro, base.suite, arch, packages, EPOCH, _LEFT_OUT, _KEPT])
@@ -69,8 +61,8 @@ def recipe(
     tar: Path,
     *,
     hooks: Path | None = None,
-) -> Recipe:
-    """Return how to bootstrap a base from apt source lines. It keeps the distribution's own sources, not these.
+) -> list[str]:
+    """Return the command that bootstraps a base from apt source lines. It keeps the distribution's own, not these.
 
     `hooks` is a directory of mmdebstrap's hooks to run.
     """
@@ -81,7 +73,7 @@ def recipe(
         f"cp {example}/{base.distro}.sources etc/apt/sources.list.d/; "
         f"elif [ -f {example}/sources.list ]; then cp {example}/sources.list etc/apt/sources.list; fi"
     )
-    argv = [
+    return [
         "mmdebstrap",
         "--variant=minbase",
         f"--include={','.join(packages)}",
@@ -97,7 +89,6 @@ def recipe(
         str(tar),
         *sources,
     ]
-    return Recipe(reference(base, arch, packages), base.suite, argv)
 
 
 def source_lines(base: Base, mirrors: Sequence[str], *, serves: Callable[[str], bool]) -> list[str]:
@@ -145,28 +136,28 @@ def serves(url: str, ca: str | None = None) -> bool:
         return False
 
 
-def bootstrap(base: Base, arch: HostArch, packages: Sequence[str], profile: Profile, tar: Path) -> Recipe:
+def bootstrap(base: Base, arch: HostArch, packages: Sequence[str], profile: Profile, tar: Path) -> None:
     """Make the base's root file system as `tar`, from the profile's or this machine's apt mirror (about 20 s)."""
     mirrors = mirrors_for(base, profile, apt_sources())
     sources = source_lines(base, mirrors, serves=functools.partial(serves, ca=profile.ca))
     https = any("https:" in line for line in sources)
     with _readable(ca_bundle(profile) if https else None) as ca:
-        base_recipe = recipe(base, arch, packages, sources, ca, tar, hooks=_hooks(base.suite))
-        result = subprocesses.stream(base_recipe.argv, timeout=_TIMEOUT, env={"SOURCE_DATE_EPOCH": str(EPOCH)})
+        argv = recipe(base, arch, packages, sources, ca, tar, hooks=_hooks(base.suite))
+        result = subprocesses.stream(argv, timeout=_TIMEOUT, env={"SOURCE_DATE_EPOCH": str(EPOCH)})
     if result.status != 0 or not tar.exists():
-        message = f"the base {base_recipe.suite} could not be bootstrapped: {_why(result.output)}"
+        message = f"the base {base.suite} could not be bootstrapped: {_why(result.output)}"
         raise BuildError(message, fix="check the apt mirror; mmdebstrap needs root or user namespaces")
-    return base_recipe
 
 
 def import_base(engine: str, options: Sequence[str], spec: ImageSpec, packages: Sequence[str], profile: Profile) -> str:
     """Bootstrap the spec's base with these packages, have an engine import it and return its reference."""
+    name = reference(spec.base, spec.arch, packages)
     with tempfile.TemporaryDirectory(prefix="envcheck-base-") as scratch:
         tar = Path(scratch) / "rootfs.tar"
-        how = bootstrap(spec.base, spec.arch, packages, profile, tar)
+        bootstrap(spec.base, spec.arch, packages, profile, tar)
         foreign = [] if spec.arch == os.uname().machine else options
-        subprocesses.output([engine, "import", *foreign, str(tar), how.reference], timeout=_IMPORT_TIMEOUT)
-    return how.reference
+        subprocesses.output([engine, "import", *foreign, str(tar), name], timeout=_IMPORT_TIMEOUT)
+    return name
 
 
 def _hooks(suite: str) -> Path | None:
