@@ -15,6 +15,7 @@ import pytest
 
 from envcheck.cli import LazyGroup, cli
 from envcheck.matrix.file.load import load
+from tests.processes import ran
 from tests.tables import each
 from tests.wheels import wheel
 
@@ -178,16 +179,7 @@ def desk(tmp_path: Path) -> Path:
 def test_a_command_does_what_its_page_shows(each: PageCommand, desk: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ENVCHECK_", "XDG_"))}
     environment |= {"HOME": str(desk), "COLUMNS": "80", "NO_COLOR": "1", "PATH": f"{desk}/bin:{os.environ['PATH']}"}
-    completed = subprocess.run(
-        ["bash", "-c", each.command],
-        cwd=desk,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    completed = ran(["bash", "-c", each.command], cwd=desk, env=environment, stdin=subprocess.DEVNULL, timeout=300)
     assert completed.returncode == RETURNS.get(each.command, 0), completed.stderr + completed.stdout[-2000:]
     if each.output:
         assert re.fullmatch(pattern_of(each.output), completed.stdout), completed.stdout

@@ -1,11 +1,12 @@
 """Where everything is required, a test that could not run for want of an engine, of torch or of promtool has failed."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import ran
 
 TESTS = """
 import pytest
@@ -32,12 +33,9 @@ def test_a_skip_is_a_failure_only_where_all_is_required(tmp_path: Path, mark: st
     (tmp_path / "conftest.py").write_bytes(conftest.read_bytes())
     (tmp_path / "test_it.py").write_text(TESTS.format(mark=mark), encoding="utf-8")
     config = Path(__file__).parents[1] / "pyproject.toml"
-    completed = subprocess.run(
+    completed = ran(
         [sys.executable, "-m", "pytest", "-q", "-c", str(config), "--rootdir", str(tmp_path), str(tmp_path)],
         env={**os.environ, "ENVCHECK_REQUIRE_ALL": required},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert completed.returncode == status, completed.stdout
     assert ("1 failed" if status else "1 skipped") in completed.stdout

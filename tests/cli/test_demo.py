@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Query, resolve
 from envcheck.node import collect
 from envcheck.node.snapshot import Signal, Snapshot
+from tests.processes import ran
 
 MATRIX = load()
 H100 = Query(gpus=["H100"], driver="550.54.14")
@@ -71,13 +71,8 @@ def test_its_first_step_says_what_resolve_says(
 @pytest.mark.usefixtures("torch_python")
 def test_the_main_job_without_an_engine(tmp_path: Path) -> None:
     home = {"ENVCHECK_HOME": str(tmp_path / "home")}
-    completed = subprocess.run(
-        [sys.executable, "-m", "envcheck", "demo", "--engine", "venv"],
-        cwd=tmp_path,
-        env={**os.environ, **home},
-        capture_output=True,
-        text=True,
-        check=False,
+    completed = ran(
+        [sys.executable, "-m", "envcheck", "demo", "--engine", "venv"], cwd=tmp_path, env={**os.environ, **home}
     )
     assert completed.returncode == 0, completed.stdout + completed.stderr
     report = json.loads((tmp_path / "envcheck-report.json").read_text(encoding="utf-8"))

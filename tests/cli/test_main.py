@@ -15,19 +15,13 @@ from envcheck.cli import cli
 from envcheck.cli.commands import resolve
 from envcheck.cli.shared.process import LONGEST_LINE, last_line, stopping
 from envcheck.matrix.resolver.query import Query
+from tests.processes import ran
 
 Run = Callable[..., tuple[int, str, str]]
 
 
 def process(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "envcheck", *args],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    return ran([sys.executable, "-m", "envcheck", *args], env={**os.environ, **env}, errors="replace")
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:

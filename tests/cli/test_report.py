@@ -18,6 +18,7 @@ from envcheck.reports.model import HostFacts, write
 from envcheck.runner.launcher import Place
 from envcheck.runner.schema import OutcomeRow, Plan, TargetFacts
 from tests import builders
+from tests.processes import ran
 
 Envcheck = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -25,13 +26,10 @@ Envcheck = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def run(tmp_path: Path) -> Envcheck:
     def start(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        return ran(
             [sys.executable, "-m", "envcheck", *argv],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(Path(envcheck.__file__).parents[1]), **environ},
-            capture_output=True,
-            text=True,
-            check=False,
         )
 
     return start

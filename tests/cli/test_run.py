@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import envcheck
+from tests.processes import ran
 
 CHECK = '''"""A check of this site."""
 from envcheck.checks import Check, failed, passed, skipped, warned
@@ -31,13 +32,10 @@ def run(tmp_path: Path) -> Envcheck:
     def start(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
         kept = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "CONDA_PREFIX")}
         (tmp_path / "cwd").mkdir(exist_ok=True)
-        return subprocess.run(
+        return ran(
             [sys.executable, "-m", "envcheck", *argv],
             cwd=tmp_path / "cwd",
             env={**kept, "PYTHONPATH": str(Path(envcheck.__file__).parents[1]), **environ},
-            capture_output=True,
-            text=True,
-            check=False,
         )
 
     return start

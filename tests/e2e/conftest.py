@@ -14,6 +14,7 @@ import pytest
 
 from tests.e2e.private_engine import CannotStartError, private_engine
 from tests.e2e.private_index import Index, private_index
+from tests.processes import ran
 
 ROOT = Path(__file__).resolve().parents[2]
 CELL = "torch2.13.0-cpu-py311"
@@ -37,15 +38,7 @@ class Machine:
 
     def envcheck(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run envcheck as a user does."""
-        return subprocess.run(
-            [sys.executable, "-m", "envcheck", *arguments],
-            env={**self.env, **env},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=1200,
-        )
+        return ran([sys.executable, "-m", "envcheck", *arguments], env={**self.env, **env}, cwd=ROOT, timeout=1200)
 
     def derive(self, tag: str, *lines: str, image: str) -> str:
         """Build an image from another and these instructions, its layers as they are: nobody sends them anywhere."""

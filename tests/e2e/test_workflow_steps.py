@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import CELL, ROOT, Image, Machine
+from tests.processes import ran
 from tests.registries import docker_registry
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
@@ -23,14 +24,8 @@ def step(machine: Machine, at: Path, name: str, **env: str) -> tuple[subprocess.
     """Run a step as a workflow does, and return it with what it told GitHub."""
     output = at / f"{name}.output"
     own = {"STATE": str(at), "GITHUB_OUTPUT": str(output), "GITHUB_WORKSPACE": str(at), "GITHUB_SHA": "c0ffee"}
-    completed = subprocess.run(
-        ["make", "--silent", "--old-file=tool", name],
-        env={**machine.env, **own, **env},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1000,
+    completed = ran(
+        ["make", "--silent", "--old-file=tool", name], env={**machine.env, **own, **env}, cwd=ROOT, timeout=1000
     )
     lines = output.read_text().splitlines() if output.exists() else []
     return completed, dict(line.split("=", 1) for line in lines)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.runner.local_python import PACKAGE
+from tests.processes import ran
 
 Site = Callable[..., Path]
 
@@ -18,13 +19,10 @@ def run(site: Path, where: Path, *, before: str = "", **environment: str) -> sub
     argv = [sys.executable, "-m", "envcheck", "run", "--python", sys.executable, "--checks", str(site)]
     argv += ["--only", "one", "--nproc", "2", "--output", str(where / "report.json")]
     variables = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), **environment}
-    return subprocess.run(
+    return ran(
         ["sh", "-c", f'{before}\nexec "$@"', "sh", *argv],
         cwd=where,
         env={name: value for name, value in variables.items() if value},
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=120,
     )
 

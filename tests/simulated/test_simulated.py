@@ -6,7 +6,6 @@ meet; of hardware it proves nothing. What runs on a real GPU only: torch.compile
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from envcheck.runner.planning import discover
+from tests.processes import ran
 
 LAUNCHER = Path(__file__).with_name("simulate.py")
 # What Triton compiles for is real, dcgmi and a bus are not there, how much may be locked is this machine's, and the
@@ -37,12 +37,9 @@ def run(python: Path, output: Path, gpus: int, *options: str, **settings: str) -
     """Return what each check came to on so many GPUs, and under "log" what the launcher printed."""
     named = {f"SIMULATED_{name.upper()}": value for name, value in settings.items()}
     command = [sys.executable, str(LAUNCHER), "--quiet", "run", "--python", str(python), *options]
-    completed = subprocess.run(
+    completed = ran(
         [*command, "--output", str(output)],
         env={**os.environ, "SIMULATED_GPUS": str(gpus), "SIMULATED_NAME": MODEL, **named},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert "Traceback" not in completed.stderr, completed.stderr
     report = json.loads(output.read_text())

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profiles import load as profiles
 from tests.e2e.private_engine import CannotStartError, unpacked
 from tests.images.formats.cells import CPU, CUDA, OPTIONS, specs
+from tests.processes import ran
 
 
 def baked(*cells: str) -> dict[str, Any]:
@@ -63,13 +63,10 @@ def printed(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         pytest.skip("no buildx on this machine")
 
     def call(*arguments: str, **environment: str) -> dict[str, Any]:
-        completed = subprocess.run(
+        completed = ran(
             [plugin, "bake", "-f", "docker-bake.json", "--print", *arguments],
             cwd=tmp_path,
             env={**os.environ, "DOCKER_CONFIG": str(tmp_path), **environment},
-            capture_output=True,
-            text=True,
-            check=False,
         )
         assert completed.returncode == 0, completed.stderr
         shown: dict[str, Any] = json.loads(completed.stdout)

@@ -16,6 +16,7 @@ from envcheck.errors import ConfigError
 from envcheck.images.formats import FORMATS, FormatOptions, written
 from tests.e2e.private_engine import CannotStartError, unpacked
 from tests.images.formats.cells import CPU, CUDA, OPTIONS, specs, text
+from tests.processes import ran
 from tests.tables import each
 
 ONE = [name for name, form in FORMATS.items() if form.one]
@@ -62,14 +63,7 @@ def test_compose_itself_reads_the_file_as_it_is_meant(tmp_path: Path) -> None:
     if plugin is None:
         pytest.skip("no compose on this machine")
     (tmp_path / "compose.yaml").write_text(text("compose", CUDA))
-    completed = subprocess.run(
-        [plugin, "config", "--format", "json"],
-        cwd=tmp_path,
-        env={**os.environ, "RUN_AS": "4711:100"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    completed = ran([plugin, "config", "--format", "json"], cwd=tmp_path, env={**os.environ, "RUN_AS": "4711:100"})
     assert completed.returncode == 0, completed.stderr
     service = (shown := json.loads(completed.stdout))["services"]["torch"]
     assert (service["image"], service["user"]) == (f"{OPTIONS.repository}:2.8.0-cu128-py312-runtime", "4711:100")

@@ -14,6 +14,7 @@ import pytest
 from envcheck.mirrors.site import programs, read
 from tests.mirrors.site.conftest import envcheck, running
 from tests.mirrors.site.upstreams import answers, free_port, free_ports, get
+from tests.processes import ran
 
 pytestmark = pytest.mark.tools
 
@@ -54,12 +55,9 @@ def test_what_the_disk_no_longer_has_comes_from_the_object_store(
         assert get(f"{base}/large.bin")[1] == b"x" * 3_000_000
         assert get(f"{base}/simple/x/")[:2] == (200, b"a page")
         copy = next(task for task in programs(read(site)).tasks if task.name == "cold").commands[0]
-        completed = subprocess.run(
+        completed = ran(
             ["/bin/sh", "-c", copy],
             env={"PATH": str(Path(shutil.which("rclone") or "").parent), "HOME": str(tmp_path), **bucket},
-            capture_output=True,
-            text=True,
-            check=False,
         )
         assert completed.returncode == 0, completed.stderr
         shutil.rmtree(tree)
