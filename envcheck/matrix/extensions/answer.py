@@ -226,7 +226,7 @@ def alternatives_with(
     """
     search_for = _Offers(rules, plain, requested, best)
     if best.choice.complete and best.choice.rank(rules) == 0:
-        return _unique([*_without_one(search_for)])
+        return [*_without_one(search_for)]
     offers = [
         *_without_one(search_for),
         *_others_instead(search_for),
@@ -236,11 +236,7 @@ def alternatives_with(
     ]
     if not best.choice.complete and len(requested) > 1:
         offers += _environments(search_for)
-    return _unique(offers)
-
-
-def _unique(alternatives: list[Alternative]) -> list[Alternative]:
-    return list({each.change: each for each in alternatives}.values())
+    return list({each.change: each for each in offers}.values())
 
 
 def _offer(requested: list[WantedExtension], answer: Answer, change: str) -> Alternative:
@@ -287,23 +283,18 @@ def _others_instead(offers: _Offers) -> Iterator[Alternative]:
 def _queries(offers: _Offers) -> Iterator[Alternative]:
     query = offers.plain.query
     worst = offers.best.choice.rank(offers.rules) if offers.best.choice.complete else None
-    changed: list[tuple[str, Query]] = []
-    if query.driver is not None:
-        drivers = _drivers(offers, query.driver)
-        changed += [(f"driver >= {version}", query.replace(driver=version)) for version in drivers]
-    if query.python is not None:
-        changed.append(("another Python", query.replace(python=None)))
-    if query.torch is not None:
-        changed.append(("another torch", query.replace(torch=None)))
-    if query.variant is not None or query.cuda is not None:
-        changed.append(("another variant", query.replace(variant=None, cuda=None)))
-    done: set[str] = set()
-    for change, question in changed:
-        kind = change.split(maxsplit=1)[0]
-        answer = None if kind == "driver" and kind in done else offers.answer(offers.wanted, question)
-        if answer is not None and (worst is None or answer.choice.rank(offers.rules) < worst):
-            done.add(kind)
-            yield _offer(offers.wanted, answer, change)
+    drivers = _drivers(offers, query.driver) if query.driver else []
+    for questions in (
+        {f"driver >= {version}": query.replace(driver=version) for version in drivers},
+        {"another Python": query.replace(python=None)},
+        {"another torch": query.replace(torch=None)},
+        {"another variant": query.replace(variant=None, cuda=None)},
+    ):
+        for change, question in questions.items():
+            answer = offers.answer(offers.wanted, question) if question != query else None
+            if answer is not None and (worst is None or answer.choice.rank(offers.rules) < worst):
+                yield _offer(offers.wanted, answer, change)
+                break
 
 
 def _drivers(offers: _Offers, driver: str) -> list[str]:
