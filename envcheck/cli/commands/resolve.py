@@ -5,7 +5,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple, get_args
@@ -277,9 +277,7 @@ def show(
     weak = [f"verified: false, only one weak source has {fact}" for fact in answer.weak]
     _section("Note", [*answer.notes, *read, *weak])
     if everything:
-        _table(answer)
-        if extended is not None:
-            _refused_table(extended)
+        _tables(answer, extended)
 
 
 def _head(answer: Resolution) -> list[str]:
@@ -350,20 +348,15 @@ def _section(title: str, items: list[str]) -> None:
             start = "    "
 
 
-def _table(answer: Resolution) -> None:
+def _tables(answer: Resolution, extended: "ExtensionResolution | None") -> None:
     rows = [(row.cell, row.verdict if row.verified else f"{row.verdict} (weak)") for row in answer.ranked]
-    rejected = [(f"torch{row.torch}-{row.variant}", row.verdict) for row in answer.rejected]
-    _print_table("verdict", [*rows, *rejected])
-
-
-def _refused_table(answer: "ExtensionResolution") -> None:
-    rows = [(row.cell, "; ".join(f"{each.name}: {each.word}" for each in row.refused)) for row in answer.refused_cells]
-    _print_table("first refusal of each extension", rows)
-
-
-def _print_table(heading: str, rows: Iterable[tuple[str, str]]) -> None:
-    click.echo()
-    print_table(("cell", heading), rows)
+    rows += [(f"torch{row.torch}-{row.variant}", row.verdict) for row in answer.rejected]
+    refused = extended.refused_cells if extended is not None else []
+    first = [(row.cell, "; ".join(f"{each.name}: {each.word}" for each in row.refused)) for row in refused]
+    tables = {"verdict": rows, "first refusal of each extension": first} if extended else {"verdict": rows}
+    for heading, lines_ in tables.items():
+        click.echo()
+        print_table(("cell", heading), lines_)
 
 
 def _style(text: str, colour: str | None = None) -> str:
