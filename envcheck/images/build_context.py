@@ -147,7 +147,6 @@ def tool_lock() -> Lock:
 
 
 def _start(out: Path) -> None:
-    """Make the directory; refuse one that holds anything."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         message = f"{out} {'contains files' if out.is_dir() else 'is a file'}"
         raise ConfigError(message, fix="give --output a new or empty directory")

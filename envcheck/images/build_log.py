@@ -166,7 +166,6 @@ def used(log: str) -> list[UsedSource]:
 
 
 def _attempts(log: str) -> Iterator[tuple[re.Match[str], str]]:
-    """Yield the result of each attempt, with the lines since the one before."""
     since: list[str] = []
     for line in map(said_of, log.splitlines()):
         match = _SAID.fullmatch(line.rstrip())

@@ -164,7 +164,6 @@ def added(spec: ImageSpec) -> list[str]:
 
 
 def _stage(spec: ImageSpec) -> dict[str, Any]:
-    """Return what the template is given for one target."""
     recipe = RECIPES[spec.target]
     return {
         "name": spec.target,

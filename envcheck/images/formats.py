@@ -145,7 +145,6 @@ def _target(spec: ImageSpec) -> dict[str, Any]:
 
 
 def _of_one(template: str, specs: Sequence[ImageSpec], options: FormatOptions) -> str:
-    """Return the file of one image."""
     (spec,) = specs
     context = {
         "cell": str(spec.cell),

@@ -208,7 +208,6 @@ def _on_top(
 
 
 def _stand_in(directory: Path, pin: Pin) -> None:
-    """Write a wheel that has a pin's name and version, and nothing else."""
     stem = f"{pin.name.replace('-', '_')}-{pin.version}"
     with zipfile.ZipFile(directory / f"{stem}-py3-none-any.whl", "w") as wheel:
         metadata = f"Metadata-Version: 2.1\nName: {pin.name}\nVersion: {pin.version}\n"

@@ -89,7 +89,6 @@ def parse_lock(text: str, group: Group, where: str) -> Lock:
 
 
 def _parsed(lines: list[tuple[int, str]], group: Group, where: str) -> Lock:
-    """Return the lock in numbered lines."""
     index = next((m["index"] for _, line in lines if (m := _INDEX.match(line))), None)
     if index is None:
         raise _bad(where, 1, "missing comment `# index: …`")
@@ -197,7 +196,6 @@ def read_kept(path: Path, group: Group) -> Lock:
 
 
 def _text(path: Path) -> str:
-    """Return a lock file's text. Raise ConfigError where it cannot be read or is no text."""
     try:
         content = path.read_bytes()
     except OSError as error:

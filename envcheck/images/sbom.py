@@ -77,7 +77,6 @@ def read(directories: Iterable[Path]) -> dict[PackageKey, Licence]:
 
 
 def _metadata(directory: Path) -> Mapping[PackageKey, email.message.Message]:
-    """Return the METADATA of each package; a directory without any, or a wheel that is none, is a ConfigError."""
     parse = email.parser.Parser().parsestr
     texts = {path: path.read_text("utf-8", "replace") for path in sorted(directory.glob("*.dist-info/METADATA"))}
     texts |= {path: _of_wheel(path) for path in sorted(directory.glob("*.whl"))}

@@ -219,7 +219,6 @@ def stage(build: ExtensionBuild, engine: str, frontend: list[str], base: str, co
 
 
 def _in_environment(build: ExtensionBuild, compiler: Compiler, context: Path, out: Path) -> None:
-    """Compile in the cell's `devel` as a virtual environment, with the compiler of this machine."""
     if subprocesses.which("g++") is None:
         message = f"{build.what} must be compiled, and this machine has no g++"
         raise UnavailableError(message, fix="install g++ and the headers of its Python, or use --engine docker")

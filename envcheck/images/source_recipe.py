@@ -264,7 +264,6 @@ def pinned(devel: ImageSpec, name: str, version: str) -> Sdist | None:
 
 
 def _kept(devel: ImageSpec, name: str, version: str) -> Path:
-    """Return where the pins of a source on a cell are kept."""
     return state_path("sdist-locks", f"{devel.cell}-{devel.arch}-{name}-{version}.lock")
 
 

@@ -309,7 +309,6 @@ def _read(path: Path, spec: ImageSpec, requirements: Sequence[str]) -> Lock:
 
 
 def _kept(spec: ImageSpec, requirements: Sequence[str], wheels: Sequence[Path]) -> Path:
-    """Return where the lock of these requirements, and these files, on top of these locks is kept."""
     files = sorted(map(sha256, wheels))
     request = json.dumps([spec.tag, spec.promises["lock"], sorted(requirements), *([files] if files else [])])
     return state_path("locks-on-top", f"{spec.tag}-{hashlib.sha256(request.encode()).hexdigest()[:16]}.lock")
@@ -374,8 +373,6 @@ def with_directory(profile: Profile, folder: Path) -> Profile:
 
 
 class _Wheels:
-    """The extensions that must be compiled or fetched, and the store that keeps their wheels."""
-
     def __init__(self, spec: ImageSpec, pinned: PinnedExtensions, request: BuildRequest) -> None:
         self._spec, self._pinned, self._request = spec, pinned, request
         self._store: Store = open_store(request.options.store)

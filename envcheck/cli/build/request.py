@@ -169,7 +169,6 @@ _Refusals = list[tuple[bool, str, str]]
 
 
 def _refuse(refusals: _Refusals) -> None:
-    """Raise ConfigError for the first refusal that applies."""
     for applies, message, fix in refusals:
         if applies:
             raise ConfigError(message, fix=fix)

@@ -81,7 +81,6 @@ def _from_environment() -> set[str]:
 
 
 def _demand_engine(request: BuildRequest) -> None:
-    """Refuse what this machine's engine does not do."""
     if request.engine != "venv" and request.foreign and not request.options.dry_run:
         engines.connect(request.engine).demand_platform(request.options.platform)
     if request.engine != "venv" and request.options.prefetch:

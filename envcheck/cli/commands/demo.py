@@ -82,7 +82,6 @@ def _resolve(matrix: Matrix, *, quiet: bool) -> Resolution:
 
 
 def _answer_line(answer: Resolution, cell: Cell) -> str:
-    """Return what the report says of the choice: the cell, its verdict, and the machine it is for."""
     verdict = next((row.verdict for row in answer.ranked if row.cell == str(cell)), "its CUDA build on a CPU")
     machine = [*answer.query.gpus, *answer.query.cc] or ["no NVIDIA GPU"]
     driver = f", driver {answer.query.driver}" if answer.query.driver else ""

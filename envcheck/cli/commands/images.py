@@ -87,7 +87,6 @@ def list_(options: ImagesListOptions, settings: Settings) -> int:
 
 
 def _selected(matrix: Matrix, options: ImagesListOptions) -> list[CellTargets]:
-    """Return the cells with their targets; a target that no named cell has is a ConfigError."""
     cells = select(matrix, options.selectors)
     named = [(cell, [one for one in matrix.targets(cell) if options.target in (None, one)]) for cell in cells]
     chosen = [(cell, targets) for cell, targets in named if targets]
@@ -100,7 +99,6 @@ def _selected(matrix: Matrix, options: ImagesListOptions) -> list[CellTargets]:
 def _specs_of(
     matrix: Matrix, chosen: Sequence[CellTargets], directory: Path, options: ImagesListOptions
 ) -> list[ImageSpec]:
-    """Return one spec for each target and platform that the format is asked for and the cell is published for."""
     archs: list[HostArch] = [arch for arch in get_args(HostArch) if options.platform in (None, PLATFORMS[arch])]
     archs = archs[:1] if formats.FORMATS[options.format or ""].one else archs
     specs = [
@@ -119,7 +117,6 @@ def _specs_of(
 
 
 def _write(format_name: str, specs: list[ImageSpec], options: ImagesListOptions) -> None:
-    """Print the format; name the cells that one for many cells leaves out."""
     repository, tag = parse(options.repository)
     if tag is not None:
         message = f"--repository {options.repository} has the tag {tag!r}, and each image has a tag of its own"
@@ -200,7 +197,6 @@ def sbom(options: ImagesSbomOptions, settings: Settings) -> None:
 
 
 def _created() -> dt.datetime:
-    """Return the date of the document: now, or what SOURCE_DATE_EPOCH says."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     try:
         seconds = int(epoch) if epoch else dt.datetime.now(dt.timezone.utc).timestamp()

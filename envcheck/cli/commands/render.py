@@ -79,7 +79,6 @@ def command(options: RenderImagesOptions, settings: Settings) -> int:
 
 
 def _without_lock(specs: list[ImageSpec], options: RenderImagesOptions) -> list[str]:
-    """Return a line for each cell that has no lock, with what to do."""
     where = f" --images {shlex.quote(str(options.images_dir))}" if options.images_dir else ""
     cells = sorted({str(spec.cell) for spec in specs if not spec.locks})
     shown = options.images_dir or "images"

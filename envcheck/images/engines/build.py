@@ -121,7 +121,6 @@ def _named(request: TargetRequest) -> bool:
 
 
 def _offered(engine: Engine, request: TargetRequest, remote: str) -> bool:
-    """Tell whether a registry is to be asked for the base, and has it."""
     if request.base == "registry" and not _named(request):
         message = f"{request.profile.name} is closed and names no registry"
         raise ConfigError(message, fix="name one under `registry:`, or leave --base out: the base is bootstrapped")
@@ -146,7 +145,6 @@ def prepare(engine: Engine, request: TargetRequest, base: str, scratch: Path, *,
 
 
 def _context(requests: Sequence[TargetRequest], scratch: Path, *, key_only: bool = False) -> contexts.Context:
-    """Write the one context that these requests for targets of a cell are built in."""
     return contexts.write(
         [request.spec for request in requests],
         requests[0].profile,
@@ -257,7 +255,6 @@ class _Target(NamedTuple):
 
 
 def _run(engine: Engine, targets: Sequence[_Target], scratch: Path, on_line: Callable[[str], None]) -> list[_Target]:
-    """Build the targets that have no image, in one context."""
     lacking = [target for target in targets if target.existing is None]
     if not lacking:
         return list(targets)
@@ -269,7 +266,6 @@ def _run(engine: Engine, targets: Sequence[_Target], scratch: Path, on_line: Cal
 
 
 def _outcome(engine: Engine, target: _Target, began: float) -> BuildResult | BuildError:
-    """Return what came of a target once it is read back and tagged, or why it failed."""
     try:
         return _result(engine, target, began)
     except BuildError as error:

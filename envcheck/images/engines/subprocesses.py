@@ -128,7 +128,6 @@ def _start(
 
 
 def _read(pipe: Any, deadline: float, on_line: Callable[[str], None]) -> tuple[str, bool]:
-    """Read until end of file or the deadline; tell which."""
     parts: list[bytes] = []
     partial = b""
     with selectors.DefaultSelector() as ready:

@@ -182,7 +182,6 @@ def _earlier_kept(dest: Path) -> Iterator[None]:
 
 
 def _put_back(dest: Path) -> None:
-    """Put the earlier environment back where a build failed or was killed."""
     if not _earlier(dest).is_dir():
         return
     if _complete(dest):
@@ -198,8 +197,6 @@ def _earlier(dest: Path) -> Path:
 
 
 class _Steps:
-    """The commands that fill an environment, each a step of one log."""
-
     def __init__(
         self, context: contexts.Context, dest: Path, spec: ImageSpec, timeout: float, on_line: Callable[[str], None]
     ) -> None:
