@@ -102,19 +102,13 @@ def read(view: View, name: str, *, newer: bool = False) -> Reading:
         signal = gpu.signal(name)
         if signal.value is not None:
             reading.values[label(gpu)] = signal.value
-        elif _not_offered(gpu, signal) or (newer and signal.why in _NOT_KNOWN):
+        elif (signal.why == "unsupported" or (gpu.signal("mig_mode").value == "on" and signal.why == "denied")) or (
+            newer and signal.why in _NOT_KNOWN
+        ):
             reading.silent[label(gpu)] = signal.reason or ""
         else:
             reading.unread[label(gpu)] = signal.reason or ""
     return reading
-
-
-def _not_offered(gpu: Gpu, signal: Signal) -> bool:
-    """Tell whether the GPU or its driver does not count this; a user of one MIG instance may not ask the whole GPU.
-
-    What it does not count is not 0.
-    """
-    return signal.why == "unsupported" or (gpu.signal("mig_mode").value == "on" and signal.why == "denied")
 
 
 def at(view: View, slots: Iterable[object]) -> list[str]:

@@ -111,8 +111,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     except msgspec.ValidationError:
         return undecided("no extension was tried", fix="see the check's log", code="extensions-loaded.unmeasured")
     if not measured.extensions:
-        text = "no extension with native code for torch or CUDA is installed"
-        return skipped(text, code="extensions-loaded.none")
+        return skipped("no extension with native code for torch or CUDA is installed", code="extensions-loaded.none")
     judges = [_ExtensionJudge(view, raw, extension, gpu=measured.gpu) for extension in measured.extensions]
     names = ", ".join(extension.shown for extension in measured.extensions)
     sound = passed(f"{names}: loaded and right", value=0, limit=LIMIT)

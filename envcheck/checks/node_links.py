@@ -242,8 +242,7 @@ def _slow(names: dict[int, str], speeds: dict[tuple[int, int], float]) -> list[O
 
 def _slower(who: str, culprit: str, nodes: list[int], share: float) -> Outcome:
     text, code = f"{who} reaches {share:.0%} of the middle link's bandwidth", "node-links.slow"
-    value = round(share, 4)
-    return too_slow(text, fix=_FIX, value=value, limit=SLOW, code=code, culprit=culprit, nodes_blamed=nodes)
+    return too_slow(text, fix=_FIX, value=round(share, 4), limit=SLOW, code=code, culprit=culprit, nodes_blamed=nodes)
 
 
 def _node(names: dict[int, str], node: int) -> str:

@@ -69,8 +69,7 @@ def parts(name: str, rank: int, world: int) -> Parts:
 def around(dist: Any, rank: Rank, sent: Any, received: Any, distance: int = 1) -> None:
     """Send to the rank at a distance and receive from the one as far before; at 1, as nccl-tests' sendrecv does."""
     after, before = (rank.rank + distance) % rank.world, (rank.rank - distance) % rank.world
-    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, received, before)])
-    for work in works:
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, received, before)]):
         work.wait()
 
 
@@ -207,8 +206,7 @@ def _small(torch: Any, dist: Any, rank: Rank, device: Any, name: str, size: int)
     made = Message(torch, dist, rank, device, name, size)
     timed(torch, dist, made, device, WARMUP[device.type])
     waited = timed(torch, dist, made, device, SMALL_ITERATIONS[device.type], in_step=True)
-    point = {"bytes": made.size, "p50": percentile(waited, 0.5), "p99": percentile(waited, 0.99)}
-    return {**point, **made.verdict()}
+    return {"bytes": made.size, "p50": percentile(waited, 0.5), "p99": percentile(waited, 0.99), **made.verdict()}
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -164,8 +164,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
 def _wrong(ranks: Ranks) -> list[Outcome]:
     """Return a finding for each collective that delivered wrong elements, naming the ranks and the first of them."""
     findings = []
-    names = dict.fromkeys(row["collective"] for entry in ranks for row in entry.get("wrong") or [])
-    for name in names:
+    for name in dict.fromkeys(row["collective"] for entry in ranks for row in entry.get("wrong") or []):
         rows = [(e["rank"], row) for e in ranks for row in e.get("wrong") or [] if row["collective"] == name]
         culprits, (rank, first) = sorted({number for number, _ in rows}), rows[0]
         everywhere = "on every rank" if len(culprits) == len(ranks) else f"on {numbered('rank', culprits)} alone"
@@ -263,8 +262,7 @@ def _missing(ranks: Ranks) -> list[Outcome]:
         if unrun or not alike or not entry.get("waits"):
             summary = ", ".join(unrun[:5]) or "the same as the other ranks"
             who = f"rank {entry['rank']}"
-            message = f"{who} did not run {summary}"
-            findings.append(undecided(message, fix=_LOG, code="collective.missing", culprit=who))
+            findings.append(undecided(f"{who} did not run {summary}", fix=_LOG, code="collective.missing", culprit=who))
     return findings
 
 
@@ -289,5 +287,4 @@ def _exact(ranks: Ranks) -> Outcome:
     also = f"; this gloo lacks {len(lacking)} of the cases" if lacking else ""
     message = f"{len(done)} kinds of collectives, {cases} cases, {elements} elements: each in its place on {where}"
     details = {"seed": ranks[0].get("seed"), "results": done, "unsupported": lacking}
-    summary = f"{message}, seed {details['seed']}{also}"
-    return passed(summary, value=0, limit=LIMIT, **details)
+    return passed(f"{message}, seed {details['seed']}{also}", value=0, limit=LIMIT, **details)

@@ -115,8 +115,7 @@ def _read(method: str, device: Any, batches: Iterator[Any]) -> Measured:
             read["workers"] |= dict(zip(map(str, makers.tolist()), seeds.tolist()))
             _compare(values.to(device, non_blocking=True), ELEMENTS[method], read)
 
-    died = _raised_by(honest)
-    return {**read, "died": died}
+    return {**read, "died": _raised_by(honest)}
 
 
 def expected(index: int, elements: int) -> bytes:

@@ -51,8 +51,7 @@ def measure(rank: Rank) -> Measured:
 
     device = process_group.device_of(rank)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
-    probe = torch.zeros(1, device=device)
-    entry: Measured = {**process_group.standing(rank, probe), "capability": list(capability)}
+    entry: Measured = {**process_group.standing(rank, torch.zeros(1, device=device)), "capability": list(capability)}
     why = lacking(torch, device, capability)
     if why:
         return {**entry, "lacking": why}

@@ -164,5 +164,4 @@ def _incomplete(ranks: Ranks) -> process_group.Problem:
 def _passed(ranks: Ranks, worst: float) -> Outcome:
     where = f"{len(ranks)} ranks over {ranks[0]['backend']}"
     summary = f"{ranks[0]['total']} parameters sharded over {where} train as in one process"
-    about = {"digest": ranks[0]["ended"], "seed": ranks[0].get("seed")}
-    return passed(summary, value=worst, limit=LIMIT, **about)
+    return passed(summary, value=worst, limit=LIMIT, digest=ranks[0]["ended"], seed=ranks[0].get("seed"))

@@ -112,8 +112,7 @@ def _products(torch: Any, dtype: str, data: Any) -> tuple[exact_data.Products, A
 
         return exact_data.Products(torch, left, lines, multiply), data.to(torch.bfloat16)
     out = torch.empty_like(left)
-    into = exact_data.Products(torch, left, lines, lambda turn: torch.mm(left, lines[turn].t(), out=out))
-    return into, out
+    return exact_data.Products(torch, left, lines, lambda turn: torch.mm(left, lines[turn].t(), out=out)), out
 
 
 @process_group.sound(backend=False)

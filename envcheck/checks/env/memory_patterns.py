@@ -81,8 +81,7 @@ def fills(torch: Any) -> dict[str, Fill]:
         torch.arange(number * chunk.numel(), (number + 1) * chunk.numel(), out=chunk)
 
     def noise(chunk: Any, number: int) -> None:
-        generator = torch.Generator(device=chunk.device).manual_seed(number)
-        chunk.random_(-(2**63), 2**63 - 1, generator=generator)
+        chunk.random_(-(2**63), 2**63 - 1, generator=torch.Generator(device=chunk.device).manual_seed(number))
 
     constant = {name: lambda chunk, _, word=word: chunk.fill_(word) for name, word in LITERAL.items()}
     return {**constant, "address": address, "random": noise}
@@ -137,8 +136,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return worst(findings, otherwise=findings[0])
     tested = {str(entry["rank"]): entry["tested"] for entry in ranks}
     held = f"{sum(tested.values()) / MIB:,.0f} MiB on {counted(len(ranks), 'rank')} held {len(owed)} patterns"
-    little = _little(ranks) if view.mode == "gpu" else None
-    return little or passed(held, value=0, limit=LIMIT, tested=tested)
+    return (_little(ranks) if view.mode == "gpu" else None) or passed(held, value=0, limit=LIMIT, tested=tested)
 
 
 def _findings(entry: Measured, owed: list[str]) -> Iterator[Outcome]:

@@ -59,8 +59,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if not cuda:
         return skipped("torch has no CUDA here: whatever is passed in, it uses none", code="torch.no-cuda")
     keeps_out = [] if view.mode == "gpu" else _keeps_out(variables)
-    odd = [*_disagrees(variables, str(cuda)), *_lacks(variables, visible=view.mode == "gpu")]
-    sentences = [*keeps_out, *odd]
+    sentences = [*keeps_out, *_disagrees(variables, str(cuda)), *_lacks(variables, visible=view.mode == "gpu")]
     if not sentences:
         return passed(f"they suit CUDA {cuda}", value=0, limit=LIMIT, variables=variables)
     major = str(cuda).partition(".")[0]

@@ -58,8 +58,7 @@ def measure(rank: Rank) -> Measured:
             gpu_speed.doing(rank, f"{names[source]} -> {names[target]}")
         result = {"unreachable": why} if why else {"wrong": _wrong(words, copies[source], copies[target])}
         pairs.append({"source": source, "target": target, **result})
-    broken = any(pair.get("wrong") for pair in pairs)
-    measured = {"gpus": names, "pairs": pairs, "broken": broken, "seed": seed}
+    measured = {"gpus": names, "pairs": pairs, "broken": any(pair.get("wrong") for pair in pairs), "seed": seed}
     return {**process_group.standing(rank, copies[0]), **measured}
 
 

@@ -120,8 +120,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         findings += [*_mixed(view.environment.get("packages") or {}), *_elsewhere(entry)]
     unused = entry.get("beside") or []
     note = f"; {counted(len(unused), 'copy', 'copies')} elsewhere that nothing loads" if unused else ""
-    fine = passed(f"{entry['tried']} libraries load, none twice{note}", value=0, limit=LIMIT)
-    return worst(findings, otherwise=fine)
+    return worst(findings, otherwise=passed(f"{entry['tried']} libraries load, none twice{note}", value=0, limit=LIMIT))
 
 
 def _broken(entry: Measured) -> list[Outcome]:

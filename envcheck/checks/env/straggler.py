@@ -196,11 +196,10 @@ def _late(view: View, ranks: Ranks) -> list[Outcome]:
     usual = statistics.median_low(late.values())
     for entry in ranks:
         own, after = entry["joined"].get("own") or 0.0, late[entry["rank"]]
-        rows = (
+        for is_late, seconds, how in (
             (not own <= least, own, f"takes {own * 1000:.3g} ms for itself before it joins a collective"),
             (after > max(least, 3 * usual), after, f"joins collectives {after * 1000:.3g} ms after the first rank"),
-        )
-        for is_late, seconds, how in rows:
+        ):
             if is_late:
                 judged = {"value": round(seconds, 5), "limit": LATE, **_about(entry)}
                 findings.append(tell(f"{_name(entry)} {how}", fix=_LATE_FIX, code="speed.late", **judged))

@@ -104,8 +104,7 @@ def _left(directory: Path, number: int) -> dict[str, Any]:
         joined = json.loads((directory / f"rank{number}.joined").read_text(encoding="ascii"))
     except (OSError, ValueError):
         joined = None
-    ends = {name: (directory / f"rank{number}.{name}").exists() for name in ("returned", "left")}
-    return {"joined": joined, **ends}
+    return {"joined": joined, **{name: (directory / f"rank{number}.{name}").exists() for name in ("returned", "left")}}
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
@@ -128,8 +127,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         findings.append(warned(summary, fix=_NAME_FIX, code="torchrun.host-name", culprit="own host name"))
     way = "the own host name" if entry.get("by_name") else "127.0.0.1"
     summary = f"{len(members)} ranks of torchrun met over {way} in {entry.get('seconds')} s and ended without a crash"
-    fine = passed(summary, value=0, limit=LIMIT)
-    return worst([finding for finding in findings if finding is not None], fine)
+    return worst([finding for finding in findings if finding is not None], passed(summary, value=0, limit=LIMIT))
 
 
 def _joined(number: int, member: dict[str, Any], entry: Measured) -> Outcome | None:

@@ -164,8 +164,7 @@ def _apart(ranks: Ranks) -> list[Outcome]:
     """Return the finding that replicas on GPUs of one model have other weights, or that a rank reported none."""
     for who, weights in ((process_group.name(entry), entry.get("weights")) for entry in ranks):
         if not isinstance(weights, str) or not weights:
-            summary = f"{who} reported no weights"
-            return [undecided(summary, fix=gpu_speed.LOG, code="training.unmeasured", culprit=who)]
+            return [undecided(f"{who} reported no weights", fix=gpu_speed.LOG, code="training.unmeasured", culprit=who)]
     alike = [[entry for entry in ranks if entry.get("name") == model] for model in {e.get("name") for e in ranks}]
     drifts = [training.drifted(peers, "weights", "after training") for peers in alike]
     common: dict[str, Any] = {"code": "training.replicas", "culprit": "the replicas"}

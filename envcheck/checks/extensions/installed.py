@@ -95,7 +95,7 @@ def _extension(name: str, dist: importlib.metadata.Distribution) -> InstalledExt
         str(root),
         libraries,
         unread,
-        [line for line in dist.requires or [] if _is_watched(line)],
+        [line for line in dist.requires or [] if (_required(line) in KNOWN or bool(_BASE.fullmatch(_required(line))))],
         re.findall(r"(?m)^Tag: *(\S+)", dist.read_text("WHEEL") or ""),
         _other_python(paths),
         _listed(dist) is not None,
@@ -141,8 +141,7 @@ def _is_editable(dist: importlib.metadata.Distribution) -> bool:
 
 
 def _beside_modules(dist: importlib.metadata.Distribution, root: Path) -> list[str]:
-    name = key(dist.metadata["Name"])
-    tops = set((dist.read_text("top_level.txt") or import_name(name).partition(".")[0]).split())
+    tops = set((dist.read_text("top_level.txt") or import_name(key(dist.metadata["Name"])).partition(".")[0]).split())
     paths: list[Path] = []
     for top in tops:
         places = [*root.glob(f"{top}.*so"), root / top]
@@ -184,10 +183,6 @@ def _binds(path: Path) -> bool:
 def _required(line: str) -> str:
     match = _REQUIREMENT.match(line)
     return key(match[1]) if match else ""
-
-
-def _is_watched(line: str) -> bool:
-    return _required(line) in KNOWN or bool(_BASE.fullmatch(_required(line)))
 
 
 def required_names(extension: InstalledExtension) -> list[str]:

@@ -56,8 +56,7 @@ def _held(view: View, now: Reading, most: Reading) -> list[Outcome]:
 
 
 def _rule(code: str, subject: str, bound: float, source: str) -> Rule:
-    text = f"{subject}: {{gpu}} {{value:g}} of {bound:g} MHz"
-    return Rule(warned, code, text, _RESET, Limit(bound, "MHz", source))
+    return Rule(warned, code, f"{subject}: {{gpu}} {{value:g}} of {bound:g} MHz", _RESET, Limit(bound, "MHz", source))
 
 
 def _sound(most: dict[str, Any]) -> Outcome:

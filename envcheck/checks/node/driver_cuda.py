@@ -114,8 +114,7 @@ def _below(view: View, cuda: str, driver: str, answer: Verdict, visible: int | N
     if answer.name == FORWARD:
         return failed(f"{compat} is not loaded: {answer.reason}", fix=install, code=code, **judged)
     if visible:
-        why = f"{sees} though by every table it should not: {answer.reason}"
-        return warned(why, fix=upgrade, code=code, **judged)
+        return warned(f"{sees} though by every table it should not: {answer.reason}", fix=upgrade, code=code, **judged)
     return failed(answer.reason, fix=upgrade, code=code, **judged)
 
 

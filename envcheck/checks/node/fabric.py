@@ -19,8 +19,7 @@ def judge(view: View) -> Outcome:
     attached = fabric.where(lambda info: info["state"] != "not supported")
     bad = {gpu: word for gpu, info in attached.items() if (word := _wrong(info))}
     scarce = {gpu: info["health"] for gpu, info in attached.items() if info["health"] == "limited capacity"}
-    alone = len(view.snapshot.gpus) == 1 and bool(view.environment.get("device_count"))
-    verdict = warned if alone else failed
+    verdict = warned if len(view.snapshot.gpus) == 1 and view.environment.get("device_count") else failed
     findings = [
         *fabric.lacking(),
         *fabric.blame(bad, Rule(verdict, "fabric.unregistered", "fabric: {gpu} {value}", _FIX, _LIMIT)),

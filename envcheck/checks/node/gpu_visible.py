@@ -37,8 +37,7 @@ def judge(view: View) -> Outcome:
     about: dict[str, Any] = {"value": visible, "unit": "GPUs"}
     about["limit"] = Limit(expected.gpus or len(uuids), "GPUs", _SOURCE, "equal")
     if visible == 0 or visible < expected.gpus:
-        chosen = [uuids[index] for index in expected.chosen if isinstance(index, int)]
-        findings = _unseen(view, visible, chosen, about)
+        findings = _unseen(view, visible, [uuids[index] for index in expected.chosen if isinstance(index, int)], about)
         return worst(findings, findings[0])
     strangers = _strangers(view.snapshot, _named(view))
     if not strangers and visible > max(expected.gpus, len(uuids)):

@@ -115,8 +115,7 @@ def _misnamed(view: View) -> list[Outcome]:
 def _floor(view: View, cuda: str) -> str | None:
     if cuda == "none":
         return "none"
-    families = matrix(view).cuda.families
-    return next((family.floor for family in families if family.major == cuda.partition(".")[0]), None)
+    return next((family.floor for family in matrix(view).cuda.families if family.major == cuda.partition(".")[0]), None)
 
 
 def _not_of_target(view: View) -> list[Outcome]:

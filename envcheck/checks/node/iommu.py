@@ -43,8 +43,7 @@ def _translates(view: View, behind: list[str]) -> Outcome:
         return skipped(text, code="iommu.peers-unknown")
     over_pcie = [pair for pair in pairs if reachable(pair) and pair["nvlink"] != "ok"]
     findings = [finding for address in behind for finding in _finding(view, address, over_pcie)]
-    sound = passed(f"{summary}; none of them reaches another over PCIe", value=0, limit=_LIMIT)
-    return worst(findings, sound)
+    return worst(findings, passed(f"{summary}; none of them reaches another over PCIe", value=0, limit=_LIMIT))
 
 
 def _finding(view: View, address: str, over_pcie: list[Pair]) -> list[Outcome]:

@@ -26,8 +26,7 @@ def judge(view: View) -> Outcome:
     ):
         # Another model has another memory size, clock and VBIOS: that is one difference.
         alike = {gpu: value for gpu, value in values.items() if values is names.values or gpu not in _odd(names.values)}
-        rule = Rule(warned, code, f"{subject} differs: {{gpu}} {{value}}", _FIX, _LIMIT)
-        findings += names.blame(_odd(alike), rule)
+        findings += names.blame(_odd(alike), Rule(warned, code, f"{subject} differs: {{gpu}} {{value}}", _FIX, _LIMIT))
     kinds = ", ".join(f"{count} x {name}" for name, count in collections.Counter(names.values.values()).items())
     return worst(findings, names.absent() or passed(kinds, value=len(names.values), unit="GPUs"))
 

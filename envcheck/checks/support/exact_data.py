@@ -201,8 +201,7 @@ class Products:
     def __init__(self, torch: Any, left: Any, lines: tuple[Any, Any], multiply: Callable[[int], Any]) -> None:
         self.torch, self.multiply, self.turn = torch, multiply, 0
         self.references = [multiply(turn).clone() for turn in (0, 1)]
-        pairs = [*zip(self.references, lines)]
-        self.error = worst([error(torch, left, line, reference) for reference, line in pairs])
+        self.error = worst([error(torch, left, line, reference) for reference, line in zip(self.references, lines)])
         self.product: Any = None
         self.counted: list[Any] = []
 

@@ -86,8 +86,7 @@ def copied(
 
     took = seconds(words.torch, copy, before, *turns, lambda: differing.append(wrong(len(differing) % 2)))
     counts = [int(count) for count in differing]
-    looked = words.wrong(target, MASKS[(len(counts) - 1) % 2])
-    return took, verdict([*counts[:-1], max(counts[-1], looked)])
+    return took, verdict([*counts[:-1], max(counts[-1], words.wrong(target, MASKS[(len(counts) - 1) % 2]))])
 
 
 def verdict(counted: list[int]) -> Measured:
@@ -189,8 +188,7 @@ def _power_cap(view: View, device: str) -> tuple[float, str]:
         limit, default = gpu.signal("power_limit").value, gpu.signal("power_limit_default").value
         if gpu.uuid == device and process_group.finite(limit) and process_group.finite(default) and 0 < limit < default:
             share = float(limit / default)
-            summary = f"; its power is capped at {limit:g} of {default:g} W"
-            return (share if share >= _HALF else 0.0), summary
+            return (share if share >= _HALF else 0.0), f"; its power is capped at {limit:g} of {default:g} W"
     return 1.0, ""
 
 

@@ -168,8 +168,7 @@ class Sampler:
         try:
             gpu = meter(*self._gpu)
             while not self._over.wait(self._interval):
-                at = time.monotonic() - began
-                self._result["samples"].append({"at": round(at, 2), **gpu.read()})
+                self._result["samples"].append({"at": round(time.monotonic() - began, 2), **gpu.read()})
                 self._result["not_offered"] = dict(gpu.not_offered)
         except UnreadableGpu as error:
             self._result["unread"] = str(error)
