@@ -53,7 +53,6 @@ KERNELS: Final[dict[str, Any]] = {
     "worst": {name: {"operator": "mm", "dtype": name, "error": 9.0, "size": 33} for name in _DTYPES},
     "moved": dict.fromkeys(_DTYPES, 0.5),
     "wrong": [],
-    "wrong_runs": 0,
     "absent": {},
     "lost": [],
     "subnormals": [],

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import mul
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
-from envcheck.checks.support import exact_data, process_group
+from envcheck.checks.support import exact_data, kernel_table, process_group
 from envcheck.counting import counted
 from envcheck.node import subprocesses
 
@@ -38,37 +38,27 @@ CHECK = Check(
 
 # Units roundoff: IEEE 754-2019, table 3.5; bfloat16 keeps 8 bits (Intel, BFLOAT16 Numerics Definition, 2018).
 UNIT = exact_data.UNIT_ROUNDOFF
-# What a sound kernel is off at most: errors of random roundings grow as sqrt(n) (Higham & Mary 2019, doi
-# 10.1137/18M1226312), and the largest rows have sums of 2^16 terms.
+# Errors of random roundings grow as sqrt(n) (Higham & Mary 2019, doi 10.1137/18M1226312); the largest sums have 2^16.
 BOUND = {"float64": 256.0, "float32": 256.0, "float16": 16.0, "bfloat16": 16.0}
 SOURCE = "times the row's factor; sound kernels stay below 100 in fp64 and fp32, and below 8 in 16 bits (ours)"
 BFLOAT16_SINCE = (8, 0)
-# How often a level runs the table, and one in how many of its runs.
+# How often a level runs the table, and one in how many of its rows.
 EXTENT = {"quick": (1, 10), "standard": (1, 1), "full": (3, 1)}
-# Every rank runs it, and computes some of its sums in plain Python.
-TRUSTED = "mm"
+TRUSTED = "mm"  # every rank runs it, and computes some of its sums in plain Python
 # On a GPU, loading a kernel takes longer than running it: below level full a row takes turns at the dtypes, save these.
 ALL_DTYPES = (TRUSTED, "linear", "conv2d", "attention default")
 # These use every thread; the others one, for on a busy machine threads wait long for each other.
 THREADED = (TRUSTED, "exp", "sum, long", "conv2d")
-# What moves an element by this share must be seen by what compares; fewer runs in a dtype say nothing.
+# What compares must see that elements are off by this share; fewer runs in a dtype say nothing.
 MOVED, LEAST = 0.5, 10
 # ATen's scalar kernels, and the least of oneDNN's and MKL's.
 SCALAR = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
-PATIENCE, SHOWN = 120.0, 20
+PATIENCE, MOST = 120.0, 20  # seconds of the witness; wrong runs that are reported
 _FIX = (
     "run it on another machine with the same ENVCHECK_SEED: wrong here alone, take the GPU or machine out; wrong "
     "everywhere, look for libraries from elsewhere (LD_PRELOAD, LD_LIBRARY_PATH) and install torch again"
 )
 _FLUSHED = "find the library that was linked with -ffast-math and sets flush-to-zero when it is loaded; update it"
-
-
-class Example(NamedTuple):
-    """One row of the table with one size; its number makes its inputs."""
-
-    row: Any
-    size: int
-    number: int
 
 
 def dtypes(entry: Measured) -> list[str]:
@@ -95,28 +85,26 @@ def measure(rank: Rank) -> Measured:
     with ThreadPoolExecutor(1) as beside, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         asked = beside.submit(_witness, rank, share) if on_cpu else None
-        for example in examples(*share):
+        for row in examples(*share):
             if on_cpu:
-                torch.set_num_threads(threads if example.row.name in THREADED else 1)
-            survey.run(example)
+                torch.set_num_threads(threads if row.name in THREADED else 1)
+            survey.run(row)
         witness = survey.confirmed(asked.result()) if asked else {}
     cudnn = bool(torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled)
     more = {"seed": seed, "witness": witness, "cudnn": cudnn, "subnormals": subnormals(torch, device)}
-    return {**entry, **survey.measured(), **more}
+    return {**entry, **more, **survey.measured()}
 
 
-def examples(level: str, seed: int, first: int, step: int) -> list[Example]:
+def examples(level: str, seed: int, first: int, step: int) -> list[kernel_table.Row]:
     """Return the examples of a level that one of `step` ranks runs: from the second round on with other sizes."""
-    from envcheck.checks.support import kernel_table
-
     rounds, one_in = EXTENT.get(level, EXTENT["full"])
-    chance, made = exact_data.source(seed), list[Example]()
+    chance, made = exact_data.source(seed), list[kernel_table.Row]()
     for turn in range(rounds):
         for row in kernel_table.rows():
             sizes = (size + chance.randrange(3) if turn and size > 1 else size for size in row.sizes)
-            made += [Example(row, size, seed + len(made) + place) for place, size in enumerate(sizes)]
-    drawn = [e for e in made if e.row.name == TRUSTED or (e.number - seed) % one_in == seed % one_in]
-    return [e for place, e in enumerate(drawn) if e.row.name == TRUSTED or place % step == first]
+            made += [row._replace(size=size, number=seed + len(made) + at) for at, size in enumerate(sizes)]
+    drawn = [row for row in made if row.name == TRUSTED or (row.number - seed) % one_in == seed % one_in]
+    return [row for place, row in enumerate(drawn) if row.name == TRUSTED or place % step == first]
 
 
 class Survey:
@@ -130,12 +118,11 @@ class Survey:
         self.ran: dict[str, int] = {}
         self.lost: dict[str, bool] = {}
         self.absent: dict[str, str] = {}
-        self.moved: dict[str, float] = {}
-        self.references: list[tuple[Example, list[Any]]] = []
+        self.references: list[tuple[kernel_table.Row, list[Any]]] = []
 
-    def run(self, example: Example) -> None:
+    def run(self, row: kernel_table.Row) -> None:
         """Compare an example in each of its dtypes with float64 of the same inputs."""
-        row, references = example.row, dict[str, list[Any]]()
+        references: dict[str, list[Any]] = {}
         if tuple(map(int, str(self.torch.__version__).split(".")[:2])) < row.since:
             self.absent[row.name] = f"since torch {row.since[0]}.{row.since[1]}"
             return
@@ -147,29 +134,24 @@ class Survey:
             grain = "float32" if name in ("float64", "float32") else "bfloat16"
             try:
                 if grain not in references:
-                    references[grain] = results(self.torch, example, grain)
-                    self._keep(example, references[grain], grain)
-                made = results(self.torch, example, grain, name, self.device)
+                    references[grain] = results(self.torch, row, grain)
+                    self._keep(row, references[grain], grain)
+                made = results(self.torch, row, grain, name, self.device)
                 error = max(apart(self.torch, *pair, name) for pair in zip(made, references[grain]))
             except Exception as raised:  # noqa: BLE001 (whatever an operator raises is the finding, and is quoted)
                 self._raised(row.name, name, raised)
             else:
-                self._compared(row, row.name, name, error, example.size)
+                self._compared(row, row.name, name, error)
 
-    def _keep(self, example: Example, reference: list[Any], grain: str) -> None:
-        """Keep a reference for the witness; of a product, look at sums, and at what compares."""
+    def _keep(self, row: kernel_table.Row, reference: list[Any], grain: str) -> None:
+        """Keep a reference for the witness; compare a product with sums in plain Python."""
         if grain == "float32" and self.device.type == "cpu":
-            self.references.append((example, reference))
-        if example.row.name == TRUSTED:
-            product, (left, right) = reference[0], (x.tolist() for x in inputs(self.torch, example, grain))
-            self._compared(example.row, "mm in plain Python", "float64", plainly(left, right, product), example.size)
-            other = product.where(product.abs() < product.abs().max(), product * (1 + MOVED))
-            for name in self.names:
-                self.moved[name] = min(apart(self.torch, other.to(getattr(self.torch, name)), product, name), 1e300)
+            self.references.append((row, reference))
+        if row.name == TRUSTED:
+            left, right = (x.tolist() for x in inputs(self.torch, row, grain))
+            self._compared(row, "mm in plain Python", "float64", plainly(left, right, reference[0]))
 
     def _raised(self, row: str, name: str, raised: Exception) -> None:
-        from envcheck.checks.support import kernel_table
-
         text = f"{type(raised).__name__}: {(str(raised).strip().splitlines() or [''])[0][:200]}"
         if re.search(kernel_table.ABSENT, text):
             self.absent[f"{row} {name}"] = text
@@ -177,11 +159,11 @@ class Survey:
             self.lost[row] = False
             self.wrong.append({"operator": row, "dtype": name, "raised": text})
 
-    def _compared(self, row: Any, called: str, name: str, error: float, size: int) -> None:
+    def _compared(self, row: kernel_table.Row, called: str, name: str, error: float) -> None:
         self.ran[name] = self.ran.get(name, 0) + 1
         self.lost[row.name] = False
         error = min(error / UNIT[name] / row.wide, 1e300)  # JSON has no infinity
-        found = {"operator": called, "dtype": name, "error": error, "size": size}
+        found = {"operator": called, "dtype": name, "error": error, "size": row.size}
         if not error <= BOUND[name]:
             self.wrong.append(found)
         elif error > self.worst.get(name, {"error": -1.0})["error"]:
@@ -190,25 +172,26 @@ class Survey:
     def confirmed(self, witness: Measured) -> Measured:
         """Compare the float64 results of this CPU with those of the witness, and say how many there were."""
         theirs = self.torch.load(witness.pop("file")) if "file" in witness else {}
-        for example, mine in self.references:
-            if example.number in theirs:
-                error = max(apart(self.torch, *pair) for pair in zip(mine, theirs[example.number]))
-                called = f"{example.row.name}, vector units beside scalar code,"
-                self._compared(example.row, called, "float64", error, example.size)
+        for row, mine in self.references:
+            if row.number in theirs:
+                error = max(apart(self.torch, *pair) for pair in zip(mine, theirs[row.number]))
+                self._compared(row, f"{row.name}, vector units beside scalar code,", "float64", error)
         return {**witness, "compared": len(theirs)}
 
     def measured(self) -> Measured:
         """Return what `judge` reads."""
         lost = [name for name, wanted in self.lost.items() if wanted]
-        wrong = {"wrong": self.wrong[:100], "wrong_runs": len(self.wrong)}
-        return {"ran": self.ran, "worst": self.worst, "absent": self.absent, "lost": lost, "moved": self.moved, **wrong}
+        found = {"ran": self.ran, "worst": self.worst, "absent": self.absent, "lost": lost, "wrong": self.wrong[:MOST]}
+        right = self.torch.arange(1, 65, dtype=self.torch.float64) / 64
+        off = {name: (right * (1 + MOVED)).to(getattr(self.torch, name)) for name in self.names}
+        return {**found, "moved": {name: min(apart(self.torch, off[name], right, name), 1e300) for name in off}}
 
 
-def inputs(torch: Any, example: Example, grain: str) -> list[Any]:
+def inputs(torch: Any, row: kernel_table.Row, grain: str) -> list[Any]:
     """Return the inputs in float64, exact in the dtype `grain`. `rand` is the same on every path of a CPU."""
-    source, row, made = torch.Generator().manual_seed(example.number), example.row, []
+    source, made = torch.Generator().manual_seed(row.number), []
     for sides, below in row.inputs:
-        shape = tuple(example.size if side == "n" else int(side) for side in sides)
+        shape = tuple(row.size if side == "n" else int(side) for side in sides)
         if below:
             made.append(torch.randint(0, below, shape, generator=source))
         else:
@@ -217,18 +200,17 @@ def inputs(torch: Any, example: Example, grain: str) -> list[Any]:
     return made
 
 
-def results(torch: Any, example: Example, grain: str, name: str = "float64", device: Any = None) -> list[Any]:
+def results(torch: Any, row: kernel_table.Row, grain: str, name: str = "float64", device: Any = None) -> list[Any]:
     """Return the outputs and gradients of an example in a dtype on a device; without one, the reference's."""
-    row = example.row
-    layout = row.layouts[example.number % len(row.layouts)] if device else "dense"
+    layout = row.layouts[row.number % len(row.layouts)] if device else "dense"
     leaves = [
         laid((x.to(getattr(torch, name)) if x.is_floating_point() else x).to(device or "cpu"), layout)
-        for x in inputs(torch, example, grain)
+        for x in inputs(torch, row, grain)
     ]
     floats = [x.requires_grad_() for x in leaves if "forward" not in row.flags and x.is_floating_point()]
-    made = row.call(torch, leaves, example.size, plain=device is None)
+    made = row.call(torch, leaves, plain=device is None)
     outputs = list(made) if isinstance(made, (tuple, list)) else [made]
-    source = torch.Generator().manual_seed(example.number + 1)
+    source = torch.Generator().manual_seed(row.number + 1)
     given = [(torch.rand(y.shape, generator=source) - 0.5).bfloat16().to(y.device, y.dtype) for y in outputs]
     pairs = [(y, up) for y, up in zip(outputs, given) if y.requires_grad]
     if pairs:
@@ -249,10 +231,7 @@ def laid(x: Any, layout: str) -> Any:
 
 
 def apart(torch: Any, made: Any, right: Any, name: str = "float64") -> float:
-    """Return the largest |made - right| / max(|right|, rms, least normal number of the dtype `name`).
-
-    It is infinite for other shapes, where either is no number, and for whole numbers that differ.
-    """
+    """Return the largest |made - right| / max(|right|, rms, least normal number); infinite where that says nothing."""
     made, right = made.detach().cpu(), right.detach().cpu()
     if made.shape != right.shape or not right.is_floating_point():
         return 0.0 if torch.equal(made, right) else math.inf
@@ -283,7 +262,7 @@ def subnormals(torch: Any, device: Any) -> list[str]:
 
 
 def _witness(rank: Rank, share: tuple[Any, ...]) -> Measured:
-    """Run the examples in float64 in a second process without vector units; return its file, or why there is none."""
+    """Run a second process without vector units; return its file, or why there is none."""
     target, root = str(Path(rank.scratch, f"scalar{rank.rank}.pt")), str(Path(__file__).resolve().parents[3])
     code = "import sys; sys.path.insert(0, sys.argv[1]); from envcheck.checks.env import kernels; kernels.be_witness()"
     command = [sys.executable, "-c", code, root, target, *map(str, share)]
@@ -303,9 +282,9 @@ def be_witness() -> None:
     seed, first, step = map(int, numbers)
     made: dict[int, list[Any]] = {}
     warnings.simplefilter("ignore")
-    for example in examples(level, seed, first, step):
+    for row in examples(level, seed, first, step):
         with contextlib.suppress(Exception):
-            made[example.number] = results(torch, example, "float32")
+            made[row.number] = results(torch, row, "float32")
     torch.save(made, target)
 
 
@@ -315,31 +294,23 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     findings = [finding for entry in ranks for finding in _findings(entry)]
     if findings:
         return worst(findings, otherwise=findings[0])
-    closest = max((row for entry in ranks for row in entry["worst"].values()), key=_share)
+    rows = (row for entry in ranks for row in entry["worst"].values())
+    closest = max(rows, key=lambda row: row["error"] / BOUND[row["dtype"]])
+    runs = sum(sum(entry["ran"].values()) for entry in ranks)
     return passed(
-        f"{sum(sum(entry['ran'].values()) for entry in ranks)} runs of operators agree with float64 on "
-        f"{counted(len(ranks), 'rank')}; closest to its bound: {closest['operator']} {closest['dtype']}",
+        f"{runs} runs of operators agree with float64 on {counted(len(ranks), 'rank')}; closest to its bound: "
+        f"{closest['operator']} {closest['dtype']}",
         value=closest["error"],
-        limit=_limit(closest["dtype"]),
+        limit=Limit(BOUND[closest["dtype"]], "units roundoff", SOURCE, "at most"),
         seed=ranks[0].get("seed"),
         absent=ranks[0].get("absent"),
     )
 
 
-def _share(row: Measured) -> float:
-    return float(row["error"] / BOUND[row["dtype"]])
-
-
-def _limit(dtype: str) -> Limit:
-    return Limit(BOUND[dtype], "units roundoff", SOURCE, "at most")
-
-
 def _findings(entry: Measured) -> Iterator[Outcome]:
-    where, wrong, runs = f"rank {entry['rank']} on {entry['device']}", entry.get("wrong") or [], entry.get("wrong_runs")
-    for row in wrong[:SHOWN]:
+    where = f"rank {entry['rank']} on {entry['device']}"
+    for row in entry.get("wrong") or ():
         yield _wrong(entry, where, row)
-    if runs and runs > min(len(wrong), SHOWN):
-        yield failed(f"{where}: {runs} runs are wrong in all", fix=_FIX, code="kernels.many-wrong", culprit=where)
     for text in entry.get("subnormals") or ():
         yield failed(f"{where}: {text} is not what it was", fix=_FLUSHED, code="kernels.subnormals", culprit=text)
     if entry["is_cuda"] and entry.get("cudnn") is False:
@@ -350,7 +321,6 @@ def _findings(entry: Measured) -> Iterator[Outcome]:
 
 
 def _unmeasured(entry: Measured) -> Iterator[str]:
-    """Yield what a rank did not compare, or not believably."""
     rows, ran, moved = (entry.get(name) or {} for name in ("worst", "ran", "moved"))
     for name in dtypes(entry):
         error: Any = (rows.get(name) or {}).get("error")
@@ -361,25 +331,20 @@ def _unmeasured(entry: Measured) -> Iterator[str]:
         if not process_group.finite(moved.get(name)) or not 0.9 * MOVED < moved[name] < 1.1 * MOVED:
             yield f"sees an error of {MOVED} in {name} as {moved.get(name)}: its comparison cannot be believed"
     if entry.get("lost"):
-        yield f"has no variant of {', '.join(entry['lost'][:SHOWN])}"
+        yield f"has no variant of {', '.join(entry['lost'][:MOST])}"
     witness = entry.get("witness") or {}
     if not entry["is_cuda"] and not witness.get("compared"):
         yield f"has no second process that confirms float64: {witness.get('error', 'it compared nothing')}"
-    if not isinstance(entry.get("subnormals"), list) or not process_group.counts(entry.get("wrong_runs")):
+    if not isinstance(entry.get("subnormals"), list) or not isinstance(entry.get("wrong"), list):
         yield "did not say what was wrong"
 
 
 def _wrong(entry: Measured, where: str, row: Measured) -> Outcome:
-    named, error = f"{row.get('operator')} {row.get('dtype')}", row.get("error")
+    dtype, error = str(row.get("dtype")), row.get("error")
+    about: dict[str, Any] = {"fix": _FIX, "culprit": f"{row.get('operator')} {dtype}", "seed": entry.get("seed")}
     if "raised" in row:
-        return failed(f"{where}: {named}: {row['raised']}", fix=_FIX, code="kernels.raised", culprit=named)
+        return failed(f"{where}: {about['culprit']}: {row['raised']}", code="kernels.raised", **about)
     shown = f"{error:.3g}" if process_group.finite(error) else error
-    return failed(
-        f"{where}: {named} of size {row.get('size')} is off by {shown} units roundoff",
-        fix=_FIX,
-        value=error,
-        limit=_limit(str(row.get("dtype"))),
-        code="kernels.wrong",
-        culprit=named,
-        seed=entry.get("seed"),
-    )
+    text = f"{where}: {about['culprit']} of size {row.get('size')} is off by {shown} units roundoff"
+    limit = Limit(BOUND[dtype], "units roundoff", SOURCE, "at most")
+    return failed(text, code="kernels.wrong", value=error, limit=limit, **about)

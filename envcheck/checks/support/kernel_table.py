@@ -1,9 +1,9 @@
-"""The operator families that `kernels` runs, one a line: name | inputs | sizes | options | call.
+"""The operator families that `kernels` runs, one a line: names | inputs | sizes | options | call.
 
-`inputs` are the shapes of a, b, c …, where n is a size; "<9:" before one makes it whole numbers below 9. Floats lie
-between `low` and `high`. `wide` multiplies the bound, for the reason that stands above it. `32` leaves 16 bits out,
-`forward` gradients; `lack` marks a variant that a sound torch may not offer, `since` the first torch that has it.
-`heads` and `channels` say which layouts a family has beside a dense one.
+Families that differ in a word share a line: their names stand between ";", and "$" is each of them. `inputs` are the
+shapes of a, b, c …, where n is a size; "<9:" before one makes it whole numbers below 9. Floats lie between `low` and
+`high`. `wide` multiplies the bound, for the reason above it. `32` leaves 16 bits out, `forward` gradients; `lack` marks
+what a sound torch may not offer, `since` the first torch that has it; `heads` and `channels` are layouts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
-LAYOUTS = {"": ("dense", "transposed", "gaps"), "heads": ("dense", "heads"), "channels": ("dense", "channels", "gaps")}
+LAYOUTS = {"heads": ("dense", "heads"), "channels": ("dense", "channels", "gaps")}
 # What says that a torch, a build or a device has no such variant: ATen/Dispatch.h, the dispatcher, sdp_utils.cpp,
 # cuDNN's frontend, torch/optim, and the signatures of older releases.
 ABSENT = (
@@ -53,18 +53,15 @@ group_norm        | n,65,3 65 65        | 2 15 401    | wide=4 | F.group_norm(a,
 instance_norm     | n,13,15             | 2 15 401    | wide=4 | F.instance_norm(a)
 batch_norm        | n,65,3 65 65        | 2 15 401    | wide=4 | F.batch_norm(a, None, None, b, c, True)
 batch_norm eval | n,65,3 65 65 | 2 15 401 | wide=4 | F.batch_norm(a, c.detach() / 4, b.detach() ** 2 + 0.5, b, c)
-softmax           | n,65,3              | 2 15 401    | wide=4 | t.softmax(a * 8, 1)
+softmax;log_softmax;logsumexp | n,65,3  | 2 15 401    | wide=4 | t.$(a * 8, 1)
 softmax, long     | n                   | 70001       | wide=4 | t.softmax(a, 0)
-log_softmax       | n,65,3              | 2 15 401    | wide=4 | t.log_softmax(a * 8, 1)
-logsumexp         | n,65,3              | 2 15 401    | wide=4 | t.logsumexp(a, 1)
 # Losses with targets that are ignored, weights and smoothing; a mean over all rows. Each step of CTC rounds.
 cross_entropy | n,37 37 <38:n | 7 1801 | wide=2 low=.1 | F.cross_entropy(a, c - 1, b.detach(), ignore_index=-1)
 nll_loss          | n,37 <37:n          | 7 1801      | wide=2 | F.nll_loss(a, b, reduction="sum", ignore_index=3) / 64
 ctc_loss | 31,n,11 <10:n,9 | 3 | wide=16 32 | F.ctc_loss(a.log_softmax(-1), b + 1, (31,) * n, (9,) * n)
 # Reductions of positive numbers, so that nothing cancels; running sums and products round at every step.
-sum               | n,65                | 2 15 1031   | wide=2 low=.1 | a.sum(0), a.sum(1), (a / 64).sum()
+sum;mean          | n,65                | 2 15 1031   | wide=2 low=.1 | a.$(0), a.$(-1, keepdim=True), (a / 64).$()
 sum, long         | n                   | 100003      | wide=8 low=.1 | (a / 64).sum(), a.mean(), a.norm()
-mean              | n,65                | 2 15 1031   | wide=2 low=.1 | a.mean(0), a.mean(-1, keepdim=True), a.mean()
 var and std       | n,65                | 2 15 1031   | wide=2 low=.1 | a.var(1), a.std(1, unbiased=False)
 extremes | n,65 | 2 15 1031 | low=.1 forward | a.amax(1), a.amin(0), a.max(), a.median(1)[0], a.kthvalue(2, 1)[0]
 cumsum            | n,65                | 2 15 1031   | wide=32 low=.1 | a.cumsum(1), a.cumsum(0)
@@ -92,8 +89,7 @@ max_pool | 2,3,n,11 | 6 17 1021 | 32 channels | \
 avg_pool | 2,3,n,11 | 6 17 1021 | wide=4 | F.avg_pool2d(a, 3, 2, 1, ceil_mode=True, count_include_pad=False)
 adaptive_pool | 2,3,n,11 | 6 17 1021 | wide=4 channels | F.adaptive_avg_pool2d(a, (3, 2))
 nearest           | 2,3,n,11            | 6 17 403    | wide=4 channels | F.interpolate(a, scale_factor=2.0)
-bilinear | 2,3,n,11 | 6 17 403 | wide=64 channels | F.interpolate(a, size=(9, 14), mode="bilinear")
-bicubic | 2,3,n,11 | 6 17 403 | wide=64 channels | F.interpolate(a, size=(9, 14), mode="bicubic")
+bilinear;bicubic | 2,3,n,11 | 6 17 403 | wide=64 channels | F.interpolate(a, size=(9, 14), mode="$")
 grid_sample | 2,3,7,9 2,n,5,2 | 4 33 | wide=64 32 high=.9 low=-.9 | \
     F.grid_sample(a, b, padding_mode="border", align_corners=False)
 # Fourier transforms of a power of two, of odd and of prime lengths; a long one with large prime factors loses more.
@@ -121,65 +117,58 @@ lstm | 3,n,5 2,3,7 28,5 28,7 28 28 28,5 28,7 28 28 | 9 | wide=32 32 | \
     t.lstm(a, (b.contiguous(),) * 2, more, True, 1, 0.0, True, True, True)[0]
 gru | 3,n,5 2,3,7 21,5 21,7 21 21 21,5 21,7 21 21 | 9 | wide=32 32 | \
     t.gru(a, b.contiguous(), more, True, 1, 0.0, True, True, True)[0]
+# Losses of two probabilities, functions of one number, and optimizers, which step tensor by tensor for the reference.
+mse_loss;l1_loss;smooth_l1_loss;huber_loss;soft_margin_loss;poisson_nll_loss;binary_cross_entropy;\
+binary_cross_entropy_with_logits | n,33 n,33 | 1 15 2053 | wide=4 low=.05 high=.95 | F.$(a, b.detach())
+# hardsigmoid and hardswish are not here: on GPUs they keep the constants of fp32 in fp64.
+sin;cos;tanh;sigmoid;exp;expm1;erf;abs;neg;square;atan;asinh;sinh;cosh;relu;ceil;floor;round;trunc;sign;exp2;elu;selu;\
+leaky_relu;hardtanh;softsign | n,33 | 1 13 2053 | | of("$")(a)
+gelu;silu;softplus;mish;logsigmoid;celu;tanhshrink | n,33 | 1 13 2053 | wide=4 | of("$")(a)
+log;log2;log10;log1p;sqrt;rsqrt;reciprocal;lgamma;digamma;i0 | n,33 | 1 13 2053 | wide=4 low=2.1 high=6 | of("$")(a)
+asin;acos;atanh;logit;sinc | n,33 | 1 13 2053 | wide=4 low=.2 high=.8 | of("$")(a)
+erfinv            | n,33                | 1 13 2053   | wide=4 low=.2 high=.8 32 | of("$")(a)
+SGD foreach;SGD fused | n,7 33 n,7 33 | 3 9377 | wide=4 low=.2 32 forward | steps("$", momentum=0.9, nesterov=True)
+Adam foreach;Adam fused | n,7 33 n,7 33 | 3 9377 | wide=4 low=.2 32 forward | steps("$", amsgrad=True)
+RMSprop foreach;RMSprop fused|n,7 33 n,7 33|3 9377| wide=4 low=.2 32 forward | steps("$", momentum=0.5, centered=True)
+AdamW foreach;AdamW fused;Adagrad foreach;Adagrad fused;NAdam foreach;NAdam fused | n,7 33 n,7 33 | 3 9377 | \
+    wide=4 low=.2 32 forward | steps("$")
 """
 # sdp_utils.cpp chooses among these; all but the formula itself may be absent, as for a dtype, a width or a mask.
-BACKENDS = {"": "default", "MATH": "math", "FLASH_ATTENTION": "flash", "EFFICIENT_ATTENTION": "memory-efficient"}
-BACKENDS["CUDNN_ATTENTION"] = "cudnn"
+BACKENDS = {"math": "MATH", "flash": "FLASH_ATTENTION", "memory-efficient": "EFFICIENT_ATTENTION"}
+BACKENDS |= {"default": "", "cudnn": "CUDNN_ATTENTION"}
 ATTENTION = """
 attention {1}        | 2,3,n,32 2,3,39,32 2,3,39,32 | 1 17 130 | wide=2 heads {2} | sdpa(a, b, c, "{0}")
 attention {1} causal | 1,2,n,64 1,2,n,64 1,2,n,64 | 9 131    | wide=2 heads {2} | sdpa(a, b, c, "{0}", is_causal=True)
 attention {1} masked | 2,3,n,32 2,3,9,32 2,3,9,32 2,1,n,9 | 1 21 | wide=2 heads {2} | sdpa(a, b, c, "{0}", attn_mask=d)
 """
-LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "poisson_nll_loss")
-BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
-# hardsigmoid and hardswish are not here: on GPUs they keep the constants of fp32 in fp64.
-POINTWISE = {
-    "": "sin cos tanh sigmoid exp expm1 erf abs neg square atan asinh sinh cosh relu ceil floor round trunc sign exp2 "
-    "elu selu leaky_relu hardtanh softsign",
-    "wide=4": "gelu silu softplus mish logsigmoid celu tanhshrink",
-    "wide=4 low=2.1 high=6": "log log2 log10 log1p sqrt rsqrt reciprocal lgamma digamma i0",
-    "wide=4 low=.2 high=.8": "asin acos atanh logit sinc",
-    "wide=4 low=.2 high=.8 32": "erfinv",
-}
-OPTIMIZERS = {
-    "SGD": "lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01",
-    "Adam": "lr=0.1, amsgrad=True, weight_decay=0.01",
-    "AdamW": "lr=0.1, weight_decay=0.1",
-    "Adagrad": "lr=0.1",
-    "RMSprop": "lr=0.1, momentum=0.5, centered=True",
-    "NAdam": "lr=0.1",
-}
 
 
 class Row(NamedTuple):
-    """One line of the table."""
+    """One family of operators; with a size, and the number that makes its inputs, an example of it."""
 
     name: str
-    inputs: tuple[tuple[tuple[str, ...], int], ...]  # each shape, and what whole numbers are below; 0 for floats
+    inputs: list[tuple[list[str], int]]  # each shape, and what whole numbers are below; 0 for floats
     sizes: tuple[int, ...]
     code: CodeType
     flags: frozenset[str]
+    dtypes: tuple[str, ...]
+    layouts: tuple[str, ...]
+    since: tuple[int, ...]
     wide: float
     low: float
     high: float
-    since: tuple[int, int]
+    size: int = 0
+    number: int = 0
 
-    @property
-    def dtypes(self) -> tuple[str, ...]:
-        """Return the dtypes that the family is run in."""
-        return FLOATS[:2] if "32" in self.flags else FLOATS
-
-    @property
-    def layouts(self) -> tuple[str, ...]:
-        """Return how its inputs may lie in memory."""
-        return next((LAYOUTS[flag] for flag in self.flags if flag in LAYOUTS), LAYOUTS[""])
-
-    def call(self, torch: Any, inputs: Sequence[Any], n: int, *, plain: bool) -> Any:
+    def call(self, torch: Any, inputs: Sequence[Any], *, plain: bool) -> Any:
         """Return what the operator gives; `plain` is whether it is the reference, which steps tensor by tensor."""
-        names: dict[str, Any] = {**dict(zip("abcd", inputs)), "n": n, "t": torch}
-        names["more"] = [x.contiguous() for x in inputs[2:]]
-        names |= {"F": torch.nn.functional, "sdpa": functools.partial(_sdpa, torch), "plain": plain}
-        names |= {"steps": functools.partial(_steps, torch, inputs, plain), "near": _near, "definite": _definite}
+        names: dict[str, Any] = {**dict(zip("abcd", inputs)), "n": self.size, "t": torch, "F": torch.nn.functional}
+        rooms = (torch, torch.nn.functional, torch.special)
+        names["of"] = lambda name: next(getattr(room, name) for room in rooms if hasattr(room, name))
+        names |= {"more": [x.contiguous() for x in inputs[2:]], "sdpa": functools.partial(_sdpa, torch)}
+        names["steps"] = functools.partial(_steps, torch, inputs, plain)
+        names["near"] = lambda x: x / x.shape[-1] + 2 * x.new_ones(x.shape[-1]).diag()
+        names["definite"] = lambda x: x @ x.mT / x.shape[-1] + x.new_ones(x.shape[-1]).diag()
         return eval(self.code, names)  # noqa: S307 (the table above)
 
 
@@ -187,36 +176,29 @@ class Row(NamedTuple):
 def rows() -> tuple[Row, ...]:
     """Return every row of the table."""
     lines = TABLE.splitlines()
-    for member, name in BACKENDS.items():
+    for name, member in BACKENDS.items():
         options = "since=2.3 lack" if name not in ("default", "math") else "since=2.3" if member else ""
         lines += ATTENTION.format(member, name, options).splitlines()
-    called = "F.{0}(a, b.detach())"
-    lines += [
-        f"{name} | n,33 n,33 | 1 15 2053 | wide=4 low=.05 high=.95 | {called.format(name)}" for name in LOSSES + BINARY
-    ]
-    for options, names in POINTWISE.items():
-        called = "(getattr(t, {0!r}, None) or getattr(F, {0!r}, None) or getattr(t.special, {0!r}))(a)"
-        lines += [f"{name} | n,33 | 1 13 2053 | {options} | {called.format(name)}" for name in names.split()]
-    for name, options in OPTIMIZERS.items():
-        for how in ("foreach", "fused"):
-            flags = "wide=4 low=.2 32 forward" + " lack" * (how == "fused")
-            lines.append(f"{name} {how} | n,7 33 n,7 33 | 3 9377 | {flags} | steps({name!r}, {how!r}, {options})")
-    return tuple(_row(line) for line in lines if line and not line.startswith("#"))
+    lines = [line for line in lines if line and not line.startswith("#")]
+    return tuple(_row(name, line) for line in lines for name in line.partition("|")[0].strip().split(";"))
 
 
-def _row(line: str) -> Row:
-    name, inputs, sizes, options, call = (part.strip() for part in line.split("|", 4))
-    flags = frozenset(options.split())
+def _row(name: str, line: str) -> Row:
+    inputs, sizes, options, call = (part.strip() for part in line.replace("$", name).split("|", 4)[1:])
+    flags = frozenset([*options.split(), *(["lack"] if name.endswith("fused") else [])])
     given: dict[str, str] = dict(flag.split("=") for flag in flags if "=" in flag)
-    major, minor = given.get("since", "2.0").split(".")
-    made = []
-    for side in inputs.split():
-        below, _, shape = side.rpartition(":")
-        made.append((tuple(shape.split(",")), int(below[1:] or 0)))
-    code = compile(f"({call})", name, "eval")
-    wide, low, high = (float(given.get(key, default)) for key, default in (("wide", 1), ("low", -2), ("high", 2)))
-    since = (int(major), int(minor))
-    return Row(name, tuple(made), tuple(map(int, sizes.split())), code, flags, wide, low, high, since)
+    shapes = (side.rpartition(":") for side in inputs.split())
+    return Row(
+        name,
+        [(shape.split(","), int(below[1:] or 0)) for below, _, shape in shapes],
+        tuple(map(int, sizes.split())),
+        compile(f"({call})", name, "eval"),
+        flags,
+        FLOATS[:2] if "32" in flags else FLOATS,
+        next((LAYOUTS[flag] for flag in flags if flag in LAYOUTS), ("dense", "transposed", "gaps")),
+        tuple(map(int, given.get("since", "2.0").split("."))),
+        *(float(given.get(key, default)) for key, default in (("wide", 1), ("low", -2), ("high", 2))),  # type: ignore[arg-type]
+    )
 
 
 def _sdpa(torch: Any, q: Any, k: Any, v: Any, backend: str = "", **more: Any) -> Any:
@@ -229,22 +211,13 @@ def _sdpa(torch: Any, q: Any, k: Any, v: Any, backend: str = "", **more: Any) ->
         return run()
 
 
-def _steps(torch: Any, inputs: Sequence[Any], plain: bool, name: str, how: str, **options: Any) -> Any:  # noqa: FBT001
+def _steps(torch: Any, inputs: Sequence[Any], plain: bool, name: str, **options: Any) -> Any:  # noqa: FBT001
     """Return two parameters after three steps, fused or foreach; for the reference, one tensor after the other."""
-    held = [torch.nn.Parameter(x.detach().clone()) for x in inputs[:2]]
-    optimizer = getattr(torch.optim, name)(held, **options, **({"foreach": False} if plain else {how: True}))
+    held, (kind, how) = [torch.nn.Parameter(x.detach().clone()) for x in inputs[:2]], name.split()
+    options |= {"lr": 0.1, "weight_decay": 0.1, **({"foreach": False} if plain else {how: True})}
+    optimizer = getattr(torch.optim, kind)(held, **options)
     for number in range(3):
         for parameter, gradient in zip(held, inputs[2:]):
             parameter.grad = gradient.detach() * (number + 1)
         optimizer.step()
     return [parameter.detach() for parameter in held]
-
-
-def _near(a: Any) -> Any:
-    """Return a matrix near twice the identity."""
-    return a / a.shape[-1] + 2 * a.new_ones(a.shape[-1]).diag()
-
-
-def _definite(a: Any) -> Any:
-    """Return a positive definite matrix."""
-    return a @ a.mT / a.shape[-1] + a.new_ones(a.shape[-1]).diag()
