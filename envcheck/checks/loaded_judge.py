@@ -138,7 +138,6 @@ class _ExtensionJudge:
         return [*self._refused(trial), *self._wrong(trial)] or [*self._without_proof(trial)]
 
     def _ended(self, trial: Trial) -> Outcome:
-        """Judge a process that ended before its last step."""
         if trial.code is None:
             text = f"{trial.step or 'its start'} did not end within {trial.limit:g} s"
             return self._undecided(text, "extensions-loaded.hang")
@@ -150,7 +149,6 @@ class _ExtensionJudge:
         return self._failed(text, f"{self._fitting()}; {_LOG}", "extensions-loaded.crash")
 
     def _raised(self, trial: Trial, error: LoaderText) -> Outcome:
-        """Judge an exception, by what it names."""
         lacking = self._lack(error, trial) or self._most_telling(trial)
         if lacking is not None:
             return self._lacks(lacking._replace(text=f"{trial.step}: {lacking.text}"))
@@ -183,7 +181,6 @@ class _ExtensionJudge:
         return verdict(text + (found[2] or found[3]), fix=fix, code=code, culprit=name, **about)
 
     def _refused(self, trial: Trial) -> Iterator[Outcome]:
-        """Yield a finding for libraries that the package goes on without, though the environment should have them."""
         held = {choice(path) for path in (*trial.mapped, *trial.alone)}
         reported: set[str] = set()
         for path, why in trial.refused.items():
@@ -199,7 +196,6 @@ class _ExtensionJudge:
                 yield self._lacks(lacking._replace(text=f"imports, and goes on without {path}: {lacking.text}"))
 
     def _wrong(self, trial: Trial) -> Iterator[Outcome]:
-        """Yield what is wrong with the results of the operation."""
         ran = trial.operation or []
         if ran and self.extension.libraries and not trial.mapped and not trial.refused:
             text = f"{ran[0].name} ran, and none of its {self.extension.libraries} libraries was loaded"
@@ -214,7 +210,6 @@ class _ExtensionJudge:
                 yield self._failed(text, self._fitting(), "extensions-loaded.fallback")
 
     def _without_proof(self, trial: Trial) -> Iterator[Outcome]:
-        """Yield why an extension without a fault is no pass."""
         ran = "".join(f", and {result.name} is right on the CPU" for result in trial.operation or [])
         if self.extension.gpu_code and not self.gpu:
             yield self._skipped(f"it loads{ran}; no GPU to run it on", "extensions-loaded.cpu-only")
@@ -226,7 +221,6 @@ class _ExtensionJudge:
             yield self._skipped(text, "extensions-loaded.no-operation")
 
     def _lack(self, error: LoaderText, trial: Trial) -> Lack | None:
-        """Return what an error says is lacking, None if it names nothing."""
         if error.symbol:
             whose = "which this torch does not define" if error.torchs else "which no library defines"
             code = "extensions-loaded.torch-abi" if error.torchs else "extensions-loaded.symbol"
@@ -287,7 +281,6 @@ class _ExtensionJudge:
 
 
 def _problem(result: MeasuredOperation) -> str:
-    """Return what is wrong with the numbers of a result, "" if they are right."""
     count, right = result.count if len(result.count) == 2 else (0, 1)  # noqa: PLR2004 (of the result and expected)
     if count != right or not right:
         return f"returned {count} numbers instead of {right}"

@@ -203,7 +203,6 @@ def _latencies(nodes: int, ranks: Ranks) -> list[list[float | None]]:
 
 
 def _wrong(ranks: Ranks) -> list[Outcome]:
-    """Return a finding for each link with wrong messages, or the one of a node that all of them start or end at."""
     complete = [entry for entry in ranks if process_group.counts(entry.get("node"))]
     names = {entry["node"]: str(entry.get("host")) for entry in complete}
     links = [(source, target, link) for target, source, link in _links(complete)]
@@ -223,7 +222,6 @@ def _wrong(ranks: Ranks) -> list[Outcome]:
 
 
 def _slow(names: dict[int, str], speeds: dict[tuple[int, int], float]) -> list[Outcome]:
-    """Return a finding for each link far below the middle one; one for a node where all of its links are."""
     if len(speeds) < _LEAST_LINKS:
         return []
     middle = statistics.median(speeds.values())

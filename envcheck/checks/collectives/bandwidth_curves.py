@@ -60,7 +60,6 @@ def _alike(ranks: Ranks, name: str) -> bool:
 
 
 def _no_times(curves: Mapping[str, list[Measured]], latencies: Mapping[str, list[Measured]]) -> list[Outcome]:
-    """Return why what was timed is no measurement."""
     times = {
         "time": [point["busbw"] for curve in curves.values() for point in curve],
         "latency": [at["p99"] for waits in latencies.values() for at in waits],
@@ -73,7 +72,6 @@ def _no_times(curves: Mapping[str, list[Measured]], latencies: Mapping[str, list
 
 
 def _wrong(ranks: Ranks, name: str) -> list[Outcome]:
-    """Return the finding that messages of a collective were wrong, of any size, timed or not; none where none was."""
     points = {entry["rank"]: _points_of(entry, name) for entry in ranks}
     wrong = {rank: [point for point in points if point.get("right") is not True] for rank, points in points.items()}
     culprits = [rank for rank, points in wrong.items() if points]
@@ -89,7 +87,6 @@ def _wrong(ranks: Ranks, name: str) -> list[Outcome]:
 
 
 def _points_of(entry: Measured, name: str) -> list[Measured]:
-    """Return every point of a collective's curve, and of its latency where that was verified too."""
     latency = [point for point in (entry.get("latency") or {}).get(name) or [] if "right" in point]
     return [*latency, *((entry.get("curves") or {}).get(name) or [])]
 
@@ -181,7 +178,6 @@ def _against_limit(links: transports.Links, name: str, curve: list[Measured], li
 
 
 def _row(view: View, links: transports.Links, check: str, ranks: Ranks) -> _Row:
-    """Return the limits for this GPU model, transport and count, or why there are none."""
     from envcheck.checks import limits
 
     if view.mode != "gpu":

@@ -145,7 +145,6 @@ class Message:
         return {"right": not bad, "messages": self.turn, "wrong": len(bad), "first": bad[0] if bad else None}
 
     def _expected(self, turn: int, place: int) -> float:
-        """Return in plain Python what has to be at a place of what was received in this turn."""
         (ranks, tags), at = self.parts.got[place // self.count], place % self.count
         return float((at + self.shift(turn)) % _PERIOD * ranks + tags * _TAG)
 

@@ -87,7 +87,6 @@ def _emulated(capability: tuple[int, ...]) -> float:
 
 
 def _autocast(torch: Any, device: Any, dtype: Any) -> Any:
-    """Return the context; AbsentFeature where this torch says that it lacks it for this dtype and device."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         context = torch.autocast(device.type, dtype=dtype)
@@ -115,7 +114,6 @@ def _unlike(torch: Any, device: Any, lower: Any, name: str) -> str | float:
 
 
 def _distance(torch: Any, device: Any, lower: Any, seed: int) -> float:
-    """Train a small model; return the largest distance of its losses from those that plain Python computes."""
     model, batch = training.model(torch, WIDTH, seed, device), training.batch(torch, seed, BATCH, WIDTH, device)
     weights, losses, right = training.weights(model), list[float](), list[float]()
     inputs, targets = batch.tensors
@@ -139,7 +137,6 @@ def _distance(torch: Any, device: Any, lower: Any, seed: int) -> float:
 
 
 def _scaler(torch: Any, device: Any) -> Any:
-    """Return a gradient scaler; AbsentFeature where this torch has none for this device."""
     # torch.amp.GradScaler, which takes a device, came with 2.3; the older one is for CUDA alone.
     if hasattr(torch.amp, "GradScaler"):
         return torch.amp.GradScaler(device.type, init_scale=SCALE)
@@ -176,7 +173,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 
 
 def _findings(entry: Measured, may_lack: set[str]) -> Iterator[Outcome]:
-    """Yield what each case of a rank came to, if that is wrong."""
     for name in names():
         result: Any = (entry.get("cases") or {}).get(name) or {}
         value, limit, absent = result.get("off"), _limit(name), result.get("absent")

@@ -74,7 +74,6 @@ def _distributed(torch: Any, device: Any, directory: Path) -> Measured:
 
 
 def _not_the_same(torch: Any, checkpoint: Any, device: Any, directory: str) -> list[str]:
-    """Save a tensor of each dtype, load it over zeros; return what came back as other numbers."""
     plain = {name: list(range(first, first + 24)) for first, name in enumerate(DTYPES)}
     sent = {name: torch.tensor(numbers, dtype=getattr(torch, name), device=device) for name, numbers in plain.items()}
     received = {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
@@ -99,7 +98,6 @@ def _save(torch: Any, training: training.Training, path: Path) -> None:
 
 
 def _load(torch: Any, training: training.Training, path: Path) -> list[str]:
-    """Load everything; return what of the model the file does not hold."""
     state = torch.load(path, map_location="cpu")
     loaded_keys = training.model.load_state_dict(state["model"], strict=False)
     training.optimizer.load_state_dict(state["optimizer"])
@@ -132,7 +130,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
 
 
 def _not_brought_back(entry: Measured) -> list[Outcome]:
-    """Return a finding where torch.distributed.checkpoint brought other numbers back."""
     distributed = entry.get("distributed") or {}
     if distributed.get("raised"):
         summary = f"rank {entry.get('rank')}: torch.distributed.checkpoint raised {distributed['raised']}"

@@ -162,7 +162,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
 
 
 def _wrong(ranks: Ranks) -> list[Outcome]:
-    """Return a finding for each collective that delivered wrong elements, naming the ranks and the first of them."""
     findings = []
     for name in dict.fromkeys(row["collective"] for entry in ranks for row in entry.get("wrong") or []):
         rows = [(e["rank"], row) for e in ranks for row in e.get("wrong") or [] if row["collective"] == name]
@@ -205,7 +204,6 @@ def _raised(ranks: Ranks) -> list[Outcome]:
 
 
 def _not_waited(ranks: Ranks) -> list[Outcome]:
-    """Return a finding for each rank that did not wait for a late one, and for each wait that showed nothing."""
     unshown = [f"rank {entry['rank']}" for entry in ranks if not _shown(entry, ranks[0])]
     if unshown and not any(entry.get("raised") for entry in ranks):
         summary = "does not say when it waited for late ranks"
@@ -249,7 +247,6 @@ def _shown(entry: Measured, first: Measured) -> bool:
 
 
 def _missing(ranks: Ranks) -> list[Outcome]:
-    """Return an error for each rank that did not run what it has to, or said otherwise than the others."""
     findings = []
     for entry in ranks:
         lacking, done = entry.get("unsupported") or {}, entry.get("done") or {}

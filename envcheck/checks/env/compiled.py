@@ -84,14 +84,12 @@ def _settings() -> None:
 
 
 def _breaks() -> list[str]:
-    """Return why the graph was broken, if it was."""
     from torch._dynamo.utils import counters
 
     return [str(reason)[:200] for reason in counters.get("graph_break", {})]
 
 
 def _missing(torch: Any, rank: Rank, kind: str) -> list[str]:
-    """Return what torch.compile needs and does not find, one by one; compile-prerequisites says what to do."""
     if not hasattr(torch, "compile"):
         return [f"torch.compile (torch {torch.__version__} predates it)"]
     compiler, variable = ("C++ compiler", "CXX") if kind == "cpu" else ("C compiler", "CC")
@@ -105,7 +103,6 @@ def _missing(torch: Any, rank: Rank, kind: str) -> list[str]:
 
 
 def _errors(torch: Any, device: Any, seed: int) -> Iterator[tuple[str, float]]:
-    """Yield the relative errors of the compiled model's output and gradients."""
     model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh())
     weight, bias = training.weights(training.start(torch, model, seed).to(device))
     rows = training.rows(training.values(f"{seed} batch", BATCH * WIDTH), WIDTH)

@@ -125,7 +125,6 @@ def expected(index: int, elements: int) -> bytes:
 
 
 def _compare(batch: Any, elements: int, read: Measured) -> None:
-    """Compare a batch with what its items have to be, byte for byte, and count what is wrong."""
     first = read["batches"] * BATCH
     read["batches"] += 1
     for index, item in enumerate(batch, first):
@@ -173,7 +172,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
 
 
 def _judged(method: str, read: Measured) -> list[Outcome]:
-    """Return what is wrong with the workers of one start method."""
     about: dict[str, Any] = {"culprit": method}
     if read.get("died"):
         fix = _LIMIT_FIX if "ulimit" in str(read["died"]) else _SHM_FIX

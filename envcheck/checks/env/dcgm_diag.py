@@ -137,7 +137,6 @@ def _mild(result: Result, bad: list[Result]) -> bool:
 
 
 def _failed_tests(view: View, bad: list[Result], *, failing: bool) -> Outcome:
-    """Name test, GPU and DCGM's own text of the gravest first."""
     ranked = sorted(bad, key=lambda result: (not result.entities, [*_ASKED].index(result.asks())))
     lines = [result.line() for result in ranked]
     named = {entity for result in bad for entity in result.entities}
@@ -210,7 +209,6 @@ def _entities(row: dict[str, Any]) -> list[str]:
 
 
 def _text(warning: dict[str, Any]) -> str:
-    """Return what a warning says, and its DCGM_FR_* number."""
     text = warning.get("warning") or warning.get("message") or json.dumps(warning)
     code = warning.get("error_id", warning.get("error_code"))
     return str(text).strip() + ("" if code is None else f" (DCGM error {code})")

@@ -85,7 +85,6 @@ def _plainly(torch: Any, rank: Rank, device: Any, seed: int) -> Measured:
 
 
 def _step(torch: Any, rank: Rank, model: Any, batch: training.Batch) -> tuple[float, float]:
-    """Take one step of plain gradient descent; return how far the gradients are off, and how far the step."""
     module = model.module
     reference = training.reference(module, batch)
     before = training.weights(module)
@@ -181,7 +180,6 @@ def _hooked_step(torch: Any, rank: Rank, model: Any, seed: str, device: Any) -> 
 
 
 def _of_low_rank(torch: Any, seed: str, count: int, device: Any) -> training.Batch:
-    """Return a batch whose inputs span SUBSPACE dimensions and no more."""
     columns = [*zip(*training.rows(training.values("basis", SUBSPACE * WIDTH), WIDTH))]
     places = training.rows(training.values(f"{seed} places", count * SUBSPACE), SUBSPACE)
     inputs = [[training.dot(place, column) for column in columns] for place in places]
@@ -279,7 +277,6 @@ def _off_gradients(ranks: Ranks) -> list[Outcome]:
 
 
 def _unsent(ranks: Ranks) -> list[Outcome]:
-    """Return the failure that DDP began with other weights than rank 0's own."""
     if ranks[0].get("own") == ranks[0].get("started"):
         return []
     summary = "training started with other weights than rank 0 was given"
@@ -294,7 +291,6 @@ def _hook_findings(ranks: Ranks, runs: list[Measured], hook: str) -> list[Outcom
 
 
 def _hook_finding(entry: Measured, run: Measured, hook: str, world: int) -> Outcome | None:
-    """Return the first thing that is wrong with one rank's training under a hook."""
     where, limit = f"{process_group.name(entry)}, {hook} hook", bound(hook, world)
     about: dict[str, Any] = {"culprit": where, "rank": entry["rank"]}
     if "raised" in run:

@@ -61,7 +61,6 @@ def _place(rank: Rank) -> str:
 
 
 def _kind(where: str) -> str:
-    """Return the type of the file system that holds a directory."""
     with open("/proc/self/mounts", encoding="utf-8", errors="replace") as stream:  # noqa: PTH123 (no Path is made here)
         mounts = [line.split()[1:3] for line in stream]
     real = os.path.realpath(where) + "/"
@@ -104,7 +103,6 @@ def _write(descriptor: int, noise: bytes, size: int) -> int:
 
 
 def _past_the_cache(descriptor: int) -> bool:
-    """Switch the page cache off for this file; return whether the file system can."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
@@ -115,7 +113,6 @@ def _past_the_cache(descriptor: int) -> bool:
 
 
 def _read(descriptor: int, buffer: mmap.mmap, number: int) -> int:
-    """Read one block; return how many bytes of it came."""
     return os.preadv(descriptor, [buffer], number * BLOCK)
 
 

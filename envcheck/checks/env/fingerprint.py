@@ -52,7 +52,6 @@ def measure(rank: Rank) -> Measured:
 
 
 def _operands(torch: Any, device: Any) -> tuple[Any, Any]:
-    """Return the matrix that is multiplied by its transpose, in fp32 and in 16 bits."""
     left = exact_data.data(torch, SIZE[device.type], SIZE[device.type], device, SEED)
     # Every GPU has fp16 units, and every CPU torch bfloat16: which it is makes no difference to the bits.
     return left, left.to(torch.float16 if device.type == "cuda" else torch.bfloat16)
@@ -82,7 +81,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
 
 
 def _repeated(entry: Measured) -> list[Outcome]:
-    """Return a finding where the repeats of a rank differ, or where there are none."""
     digests, repeats = entry.get("digests") or [], entry.get("repeats")
     if len(digests) < 2 or len(digests) != repeats or not all(digests):  # noqa: PLR2004 (two to compare)
         summary, who = f"rank {entry['rank']} repeated nothing", process_group.name(entry)
@@ -94,7 +92,6 @@ def _repeated(entry: Measured) -> list[Outcome]:
 
 
 def _between(ranks: Ranks) -> list[Outcome]:
-    """Return a finding for each model of GPU of which ranks differ from the others."""
     findings = []
     for model in sorted({str(entry.get("model")) for entry in ranks}):
         peers = [entry for entry in ranks if str(entry.get("model")) == model]

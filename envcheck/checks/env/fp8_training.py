@@ -71,8 +71,6 @@ class _Fp8Task(NamedTuple):
 
 
 def _task(seed: int) -> _Fp8Task:
-    """Return targets that a linear layer and tanh make of the inputs, and weights to start from."""
-
     def matrix(name: str, rows: int, columns: int) -> training.Matrix:
         return training.rows(training.values(f"{seed} {name}", rows * columns, _SPREAD), columns)
 
@@ -90,8 +88,6 @@ def _plain(inputs: Any, weight: Any) -> Any:
 
 
 def _linear(torch: Any) -> Any:
-    """Return a product by a weight whose forward and backward are FP8."""
-
     def product(left: Any, left_dtype: Any, right: Any) -> Any:
         # Its rows become contiguous before they are FP8: not every torch copies FP8 across.
         a, b = (quantized(torch, x.contiguous(), d) for x, d in ((left, left_dtype), (right, torch.float8_e4m3fn)))
@@ -152,7 +148,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
 
 
 def _findings(entry: Measured) -> list[Outcome]:
-    """Return all that is wrong with one rank's training."""
     where, losses = f"rank {entry['rank']} on {entry['device']}", entry.get("losses") or {}
     eight, sixteen = (losses.get(dtype) or [] for dtype in ("float8", "bfloat16"))
     if len(eight) != STEPS or len(sixteen) != STEPS:

@@ -60,7 +60,6 @@ def measure(rank: Rank) -> Measured:
 
 
 def _sharded(rank: Rank, model: Any, fully_shard: Any) -> Any:
-    """Return the model, each layer and then the whole sharded over all ranks."""
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu" if rank.device == "cpu" else "cuda", (rank.world,))
@@ -70,7 +69,6 @@ def _sharded(rank: Rank, model: Any, fully_shard: Any) -> Any:
 
 
 def _step(torch: Any, rank: Rank, sharded: Any, batch: training.Batch) -> float:
-    """Take one step on this rank's share of a batch; return the loss there."""
     inputs, targets = batch.share(rank.rank * PER_RANK, PER_RANK).tensors
     optimizer = torch.optim.SGD(sharded.parameters(), lr=RATE)
     optimizer.zero_grad()
@@ -81,7 +79,6 @@ def _step(torch: Any, rank: Rank, sharded: Any, batch: training.Batch) -> float:
 
 
 def _compared(torch: Any, rank: Rank, sharded: Any, right: training.Vectors) -> Measured:
-    """Return how far this rank's shards and what it gathers are from the reference, and how many it held."""
     unsharded = [p.full_tensor().detach() for p in sharded.parameters()]
     # The last ranks may hold fewer rows, or none.
     each = [math.ceil(p.shape[0] / rank.world) * (p.numel() // p.shape[0]) for p in unsharded]
@@ -101,7 +98,6 @@ def _off(actual: list[float], right: list[float]) -> float:
 
 
 def _fully_shard(torch: Any, kind: str) -> tuple[Any, str | None]:
-    """Return FSDP2, or None and why this torch has none for this kind of device."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < SINCE:
         return None, f"torch {torch.__version__} has no FSDP2 (2.4 has)"
@@ -152,7 +148,6 @@ def _apart(entry: Measured, kind: str, error: float) -> Outcome:
 
 
 def _incomplete(ranks: Ranks) -> process_group.Problem:
-    """Return the failure that a rank held everything, or all together not everything."""
     held: list[Any] = [entry.get("held") for entry in ranks]
     total: Any = ranks[0].get("total")
     if all(process_group.finite(count) for count in (*held, total)) and max(held) < total == sum(held):

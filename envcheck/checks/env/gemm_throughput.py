@@ -86,7 +86,6 @@ def _preheat(torch: Any, data: Any) -> None:
 
 
 def _timed(torch: Any, dtype: str, data: Any) -> tuple[float, exact_data.Products]:
-    """Return the median seconds of a product, and the products, each of them verified."""
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     flush = torch.empty(gpu_speed.FLUSH, dtype=torch.int8, device=data.device)
     products, out = _products(torch, dtype, data)
@@ -125,7 +124,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 
 
 def _wrong(entry: Measured) -> list[Outcome]:
-    """Return a finding for each dtype with a wrong product."""
     findings = []
     for dtype in entry.get("values") or {}:
         findings += gpu_speed.no_product(entry, dtype, (entry.get("errors") or {}).get(dtype))

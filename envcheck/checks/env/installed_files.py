@@ -72,14 +72,12 @@ def _imported() -> str:
 
 
 def _says(torch: package_files.Package | None) -> str:
-    """Return the version that torch/version.py has, "" where there is none."""
     path = Path(torch.where).parent / "torch" / "version.py" if torch else None
     version = VERSION.search(path.read_text(encoding="utf-8")) if path and path.exists() else None
     return version[1] if version else ""
 
 
 def _added(packages: list[package_files.Package]) -> list[str]:
-    """Return files in the directories of recorded packages that no package at all brought."""
     recorded = [package for package in packages if package.ledger == "RECORD"]
     added = sorted({path for package in recorded for path in package_files.strangers(package, packages)})
     if not added:
@@ -89,7 +87,6 @@ def _added(packages: list[package_files.Package]) -> list[str]:
 
 
 def _brought() -> set[str]:
-    """Return the files of all packages."""
     every = importlib.metadata.distributions()
     return {os.path.normpath(str(dist.locate_file(file))) for dist in every for file in dist.files or []}
 
@@ -106,7 +103,6 @@ def _startup() -> list[str]:
 
 
 def _hooks(paths: list[str]) -> Measured:
-    """Return what runs at every start, and which of it names torch, or does not; the rest cannot be read as text."""
     texts = {path: _source(Path(path)) for path in paths}
     touching = [path for path, text in texts.items() if text and re.search(r"\btorch\b", text)]
     return {"startup": paths, "touching": touching, "harmless": [p for p in paths if texts[p] and p not in touching]}
@@ -128,7 +124,6 @@ def _source(path: Path) -> str:
 
 
 def _modules(site: Path, name: str) -> list[Path]:
-    """Return the files and packages that `import NAME` takes from a directory."""
     files = (path for path in site.glob(f"{name}.*") if path.suffix in (".py", ".pyc", ".so"))
     return [*files, *([site / name] if (site / name).is_dir() else [])]
 

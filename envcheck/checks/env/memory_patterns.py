@@ -88,7 +88,6 @@ def fills(torch: Any) -> dict[str, Fill]:
 
 
 def _pass(chunks: list[Any], scratch: Any, fill: Fill) -> Measured:
-    """Fill everything, and only then read it back: a write that lands elsewhere too shows."""
     for number, chunk in enumerate(chunks):
         fill(chunk, number)
     counts: Measured = {"wrong": 0, "first": None}

@@ -78,7 +78,6 @@ def _start(lookup: Callable[[], str | None]) -> concurrent.futures.Future[dict[s
 
 
 def _forward(name: str) -> str | None:
-    """Return the first IPv4 address of a name."""
     addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     return next((str(entry[4][0]) for entry in addresses if entry[0] == socket.AF_INET), None)
 
@@ -122,7 +121,6 @@ def _read(lookup: Any) -> bool:
 
 
 def _judged(name: str, lookup: Mapping[str, Any]) -> list[Outcome]:
-    """Return what one lookup is warned of."""
     seconds = lookup["seconds"]
     if not lookup.get("ended") or seconds > LIMIT.value:
         least = "" if lookup.get("ended") else "more than "

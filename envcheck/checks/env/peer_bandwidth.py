@@ -101,7 +101,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 
 
 def _wrong(names: list[str], one: Measured) -> Outcome:
-    """Return the failure of a pair whose copies did not all bring what was sent."""
     source, target = names[one["source"]], names[one["target"]]
     return failed(
         f"{source} -> {target}: {one['wrong']} of {one['messages']} copies brought other bits, the first is copy "
@@ -135,7 +134,6 @@ def _pair(view: View, entry: Measured, source: int, target: int) -> Pair:
 
 
 def _findings(pair: Pair, matrix: Any) -> list[Outcome]:
-    """Return what is amiss with one pair: no rate, one that its links cannot carry, or one below its limits."""
     from envcheck.checks import limits
 
     row, where, named = pair["row"], pair["where"], {"culprit": pair["where"], "matrix": matrix}
@@ -153,7 +151,6 @@ def _findings(pair: Pair, matrix: Any) -> list[Outcome]:
 
 
 def _passed(pairs: list[Pair], matrix: Any) -> Outcome:
-    """Return the pass of pairs that are sorted by how far they are above their limits."""
     rates = [float(pair["rate"]) for pair in pairs]
     over = ", ".join(sorted({pair["link"] for pair in pairs} - {""}))
     slowest = min(pairs, key=lambda pair: float(pair["rate"]))

@@ -45,7 +45,6 @@ def measure(rank: Rank) -> Measured:
 
 
 def _installed() -> tuple[dict[str, importlib.metadata.Distribution], list[str]]:
-    """Return the distribution of each name that Python imports, the first on sys.path, and the later ones as text."""
     installed: dict[str, importlib.metadata.Distribution] = {}
     shadowed = set()
     for dist in importlib.metadata.distributions():

@@ -65,7 +65,6 @@ def of_distribution(path: Path) -> bool:
 
 
 def _load(path: Path) -> str | None:
-    """Return the loader's complaint about a library, None when it is content."""
     try:
         ctypes.CDLL(str(path), mode=os.RTLD_LAZY)
     except OSError as error:

@@ -157,7 +157,6 @@ def _complete(entry: Measured, first: Measured) -> bool:
 
 
 def _slow(view: View, ranks: Ranks) -> list[Outcome]:
-    """Return a finding for each rank whose median round is behind the fastest."""
     findings, fastest = [], min(entry["products"]["median"] for entry in ranks)
     rows: list[tuple[Callable[..., Outcome], checks.Limit]] = [(too_slow, LIMIT), (warned, ADVICE)]
     for entry in ranks:

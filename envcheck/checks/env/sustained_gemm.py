@@ -135,7 +135,6 @@ def _wrong(entry: Measured) -> list[Outcome]:
 
 
 def _kept(entry: Measured) -> tuple[float, float]:
-    """Return the share of its speed that a GPU had at the end, and that speed in TFLOP/s."""
     speeds = [float(point["tflops"]) for point in entry["points"]]
     warm = speeds[len(speeds) // WARM :]
     window = max(1, len(warm) // WINDOWS)
@@ -144,7 +143,6 @@ def _kept(entry: Measured) -> tuple[float, float]:
 
 
 def _lost(view: View, share: float, end: float, entry: Measured) -> process_group.Problem:
-    """Return the finding that a GPU lost speed since it was warm or since its best second, or is below its floor."""
     from envcheck.checks import limits
 
     load, best = entry["load"], sorted(float(point["tflops"]) for point in entry["points"])[-2]

@@ -144,7 +144,6 @@ def _joined(number: int, member: dict[str, Any], entry: Measured) -> Outcome | N
 
 
 def _ended(entry: Measured, members: list[dict[str, Any]]) -> list[Outcome]:
-    """Return what is wrong with the ends of the ranks and of torchrun."""
     findings = [_crashed(number, code, members) for number, code in entry.get("failures") or []]
     if entry["code"] is None:
         late = [number for number, member in enumerate(members) if member.get("returned") and not member.get("left")]

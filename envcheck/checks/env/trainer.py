@@ -71,7 +71,6 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _train(torch: Any, rank: Rank, result: Measured) -> None:
-    """Go through all stages, and leave in `result` what each gives."""
     directory = Path(rank.scratch)
     isolate(directory)
     importlib.import_module("transformers").Trainer  # noqa: B018 (imported when asked for)
@@ -116,7 +115,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 
 
 def _broken(entry: Measured) -> process_group.Problem:
-    """Return the failure of what is missing, or of the stage that raised; None where all stages were gone through."""
     version = (entry.get("versions") or {}).get("transformers", "")
     if entry.get("missing"):
         names = " and ".join(entry["missing"])
@@ -130,7 +128,6 @@ def _broken(entry: Measured) -> process_group.Problem:
 
 
 def _losses(uninterrupted: Measured) -> list[Outcome]:
-    """Return a finding where the loss is not finite, or does not fall."""
     losses = uninterrupted["losses"]
     wrong = [step for step, loss in enumerate(losses, 1) if not process_group.finite(loss)]
     if wrong:
@@ -147,7 +144,6 @@ def _losses(uninterrupted: Measured) -> list[Outcome]:
 
 
 def _dtypes(view: View, entry: Measured) -> list[Outcome]:
-    """Return a finding for each run that computed in another dtype than it was asked for."""
     due = computed_in(gpu=view.mode == "gpu", capability=entry.get("capability") or [])
     fix = "reinstall accelerate; look for ACCELERATE_MIXED_PRECISION and code that changes torch.autocast"
     findings = []
@@ -160,7 +156,6 @@ def _dtypes(view: View, entry: Measured) -> list[Outcome]:
 
 
 def _resumed(uninterrupted: Measured, resumed: Measured) -> list[Outcome]:
-    """Return a finding where the resumed run took other steps, saw other losses, or ended with other bits."""
     due = uninterrupted["steps"][SAVED_AT:]
     fix = "update transformers, accelerate and torch together; look at what the checkpoint's directory holds"
     if resumed.get("steps") != due:
@@ -182,7 +177,6 @@ def _resumed(uninterrupted: Measured, resumed: Measured) -> list[Outcome]:
 
 
 def _events(entry: Measured) -> list[Outcome]:
-    """Return a finding where the TensorBoard log lacks a step, or holds another loss; none without tensorboard."""
     if "tensorboard" not in (entry.get("versions") or {}) and entry.get("events") is None:
         return []
     events, uninterrupted = entry.get("events") or [], entry["whole"]
@@ -198,7 +192,6 @@ def _events(entry: Measured) -> list[Outcome]:
 
 
 def _some(names: Any) -> str:
-    """Return the first names of a list, for people."""
     shown = [str(name) for name in names or []]
     return ", ".join(shown[:3]) + (" …" if len(shown) > 3 else "") if shown else "nothing"  # noqa: PLR2004 (a line's worth)
 
@@ -279,7 +272,6 @@ class TrainerRun:
         }
 
     def _state(self) -> dict[str, str]:
-        """Return a digest of each parameter, of each moment that the optimizer keeps, and of its learning rates."""
         optimizer, state = self.trainer.optimizer, dict(self.model.named_parameters())
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for index, parameter in enumerate(parameters):

@@ -132,7 +132,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
 
 
 def _untold(entry: Measured) -> process_group.Problem:
-    """Return why this rank's numbers are none, or None."""
     losses, who = entry.get("losses") or [], process_group.name(entry)
     numbers = ("steps_per_second", "lasted", "peak", "total")
     lacking = [name for name in numbers if not (process_group.finite(entry.get(name)) and entry[name] > 0)]
@@ -161,7 +160,6 @@ def _idle(entry: Measured) -> process_group.Problem:
 
 
 def _apart(ranks: Ranks) -> list[Outcome]:
-    """Return the finding that replicas on GPUs of one model have other weights, or that a rank reported none."""
     for who, weights in ((process_group.name(entry), entry.get("weights")) for entry in ranks):
         if not isinstance(weights, str) or not weights:
             return [undecided(f"{who} reported no weights", fix=gpu_speed.LOG, code="training.unmeasured", culprit=who)]

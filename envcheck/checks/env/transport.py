@@ -102,7 +102,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 
 
 def _wrong(entry: Measured) -> Outcome:
-    """Return the failure of a rank that received something else than was sent, or an error if it compared nothing."""
     if not isinstance(entry.get("wrong"), list):
         summary = f"rank {entry['rank']} compared no message"
         return undecided(summary, fix="see the check's log", code="data.missing", culprit=f"rank {entry['rank']}")
@@ -139,7 +138,6 @@ def _details(pairs: transports.Pairs, logs: transports.Logs) -> dict[str, Any]:
 
 
 def _slower(view: View, ranks: Ranks, pairs: transports.Pairs, details: dict[str, Any]) -> Outcome | None:
-    """Return the warning that names the ranks which go round a link they have; None where none does."""
     hosts = {entry["rank"]: entry.get("host") for entry in ranks}
     devices = {entry["rank"]: str(entry.get("device")) for entry in ranks}
     near = [pair for pair in sorted(pairs) if hosts.get(pair[0]) == hosts.get(pair[1])]

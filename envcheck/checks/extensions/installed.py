@@ -168,7 +168,6 @@ def _without_links(root: Path, names: set[str]) -> list[str]:
 
 
 def _binds(path: Path) -> bool:
-    """Return whether a library needs torch's or CUDA's; one that cannot be read does not say so."""
     try:
         with path.open("rb") as file:
             needed = Elf(file).dynamic().needed
@@ -191,7 +190,6 @@ def required_names(extension: InstalledExtension) -> list[str]:
 
 
 def _other_python(paths: Iterable[str]) -> list[str]:
-    """Return the modules that are there for other Pythons only."""
     modules: dict[str, list[str]] = {}
     for path in paths:
         if _FOR_PYTHON.search(path):
@@ -318,7 +316,6 @@ def _size(path: Path) -> int:
 
 
 def _defined(path: Path, symbols: set[str]) -> set[str]:
-    """Return those of the symbols that a library defines. A library of torch that is damaged defines none."""
     try:
         with path.open("rb") as file:
             return {symbol.name for symbol in Elf(file).symbols() if symbol.defined and symbol.name in symbols}

@@ -202,7 +202,6 @@ def _numbers(values: Any) -> list[float]:
 
 
 def _off(numbers: list[float], right: list[float]) -> float | None:
-    """Return the largest difference relative to the largest expected number; None if one of them is no number."""
     if len(numbers) != len(right) or not right:
         return None
     scale = max(map(abs, right)) or 1.0

@@ -109,7 +109,6 @@ class _Trial:
         return self.facts
 
     def _prepare(self) -> None:
-        """Give this process its own home, caches and output, no group of ranks and no core dump."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with (self.directory / _OUTPUT).open("wb") as output:
             os.dup2(output.fileno(), 1)
@@ -124,14 +123,12 @@ class _Trial:
             os.environ.pop(name, None)
 
     def _step(self, name: str, **facts: Any) -> None:
-        """Say what comes next, before it does."""
         self.facts.update(facts, step=name, seconds=round(time.monotonic() - self.begun, 2))
         unfinished = self.result.with_suffix(".unfinished")
         unfinished.write_text(json.dumps(self.facts), encoding="utf-8")
         unfinished.replace(self.result)
 
     def _run(self) -> None:
-        """Go through the steps; the first exception ends them."""
         for module in ("torch", *modules(self.extension)):
             self._step(f"import {module}")
             try:
@@ -168,7 +165,6 @@ class _Trial:
         return {"mapped": loaded, "alone": alone, "refused": refused}
 
     def _operate(self) -> list[dict[str, Any]] | None:
-        """Return what the operation came to on one GPU of each model, or on the CPU; None where none is known."""
         known = operations.OPERATIONS.get(self.extension.name)
         if known is None or not (self.gpu or known.on_cpu):
             return None
@@ -179,7 +175,6 @@ class _Trial:
         return results
 
     def _mapped(self) -> list[str]:
-        """Return those of the libraries that this process has in its memory."""
         with Path("/proc/self/maps").open(encoding="utf-8", errors="replace") as maps:
             here = {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if "/" in line}
         return [path for path in self.libraries if os.path.realpath(self.root / path) in here]
@@ -219,7 +214,6 @@ def _refusal(path: str) -> str | None:
 
 
 def _described(error: BaseException) -> dict[str, str]:
-    """Return an exception's type, its text, and the texts of those that it was raised from or while handling."""
     chain, seen = [str(error)], {id(error)}
     cause = error.__cause__ or error.__context__
     while cause is not None and id(cause) not in seen:

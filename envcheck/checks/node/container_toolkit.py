@@ -41,7 +41,6 @@ def judge(view: View) -> Outcome:
 
 
 def _stale(view: View, specifications: list[dict[str, Any]]) -> list[Outcome]:
-    """Compare the specification of each kind that counts, the last one read, with the loaded driver."""
     driver = view.snapshot.signal("driver.kernel").value or view.snapshot.signal("driver.version").value
     limit, findings = Limit(driver, "driver version", _SOURCE, "equal"), []
     for row in {row.get("kind"): row for row in specifications}.values():

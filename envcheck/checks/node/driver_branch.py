@@ -37,7 +37,6 @@ def judge(view: View) -> Outcome:
 
 
 def _elsewhere(view: View) -> str:
-    """Return whose driver it is where it is not the one of NVIDIA's Linux branches."""
     if matrix_facts.wsl(view):
         return "WSL2: the driver is the one of Windows"
     return "Jetson: the driver is part of JetPack" if matrix_facts.jetson(view) else ""

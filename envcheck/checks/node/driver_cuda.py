@@ -76,7 +76,6 @@ def _finding(view: View, cuda: str, driver: str, gpu: Gpu | None, answer: Verdic
 
 
 def _seen(view: View, gpu: Gpu | None) -> int | None:
-    """Return how many of the GPUs in question torch sees; None where it was not asked."""
     count = view.environment.get("device_count")
     named = [str(device["uuid"]) for device in view.environment.get("devices") or [] if device.get("uuid")]
     return count if gpu is None or not count or not named else int(gpu.uuid in named)

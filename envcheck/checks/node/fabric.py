@@ -32,7 +32,6 @@ def judge(view: View) -> Outcome:
 
 
 def _wrong(info: dict[str, Any]) -> str:
-    """Return the first of state, status and health that is wrong, or ""."""
     if info["state"] != "completed":
         return str(info["state"])
     if info["status"] != "ok":

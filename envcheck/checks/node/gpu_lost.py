@@ -23,7 +23,6 @@ def judge(view: View) -> Outcome:
 
 
 def _lost(view: View) -> list[Outcome]:
-    """Return one failure for each GPU in NVML's list that does not answer, whatever the PCI bus shows of it."""
     counts: dict[str, Any] = {"value": len(view.snapshot.gpus), "unit": "GPUs"}
     findings = []
     for gpu, final in ((gpu, lost(gpu)) for gpu in view.snapshot.gpus):
@@ -35,7 +34,6 @@ def _lost(view: View) -> list[Outcome]:
 
 
 def _bus(view: View) -> Outcome:
-    """Compare NVML's list with the PCI bus."""
     if matrix_facts.jetson(view):
         return skipped("Jetson: its GPU is part of the chip and not on the PCI bus", code="gpu-lost.jetson")
     bus = view.snapshot.signal("pci.gpus")
@@ -79,7 +77,6 @@ def _compared(view: View, on_bus: list[str]) -> Outcome:
 
 
 def _silent(view: View, devices: list[dict[str, Any]]) -> Outcome:
-    """Judge GPUs on the bus of a machine whose NVML does not answer."""
     reason, count = view.snapshot.signal("gpu.count").reason, len(devices)
     if any(gpu["driver"] == "nvidia" for gpu in devices):
         text = f"{counted(count, 'GPU')} on the bus, and NVML does not answer: {reason}"

@@ -48,7 +48,6 @@ def judge(view: View) -> Outcome:
 
 
 def _unseen(view: View, visible: int, expected: list[str], about: dict[str, Any]) -> list[Outcome]:
-    """Return one failure for each GPU that torch does not see, or one for the node if it is unknown which."""
     (cause, fix), named = _cause(view), _named(view)
     told_apart = visible > 0 and len(named) == visible and not _sliced(view.snapshot)
     missing = [gpu for gpu in view.snapshot.gpus if told_apart and gpu.uuid in expected and gpu.uuid not in named]
@@ -65,19 +64,16 @@ def _sliced(snapshot: Snapshot) -> bool:
 
 
 def _named(view: View) -> list[str]:
-    """Return the UUIDs of the devices that torch sees, as far as its release tells them."""
     return [str(device["uuid"]) for device in view.environment.get("devices") or [] if device.get("uuid")]
 
 
 def _strangers(snapshot: Snapshot, named: list[str]) -> list[Outcome]:
-    """Return one error for each device of torch's that NVML does not know."""
     known, text = {gpu.uuid for gpu in snapshot.gpus}, "torch's device {} is none that NVML knows"
     strange = [uuid for uuid in named if uuid not in known and not _sliced(snapshot)]
     return [undecided(text.format(u), fix=_COMPARE, code="gpu-visible.stranger", culprit=u) for u in strange]
 
 
 def _cause(view: View) -> tuple[str, str]:
-    """Return the likeliest reason that torch sees less than NVML, and what to do."""
     environment, error = view.snapshot.signal("env").value or {}, init_error(view)
     if not view.environment.get("cuda"):
         fix = "install a CUDA wheel: `envcheck resolve` names the one for this driver and GPU"

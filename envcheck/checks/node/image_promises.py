@@ -151,7 +151,6 @@ def _lock(view: View) -> tuple[list[Outcome], str]:
 
 
 def _not_compared(digest: str, *, listed: bool) -> Outcome:
-    """Return that the packages are not known to be the locked ones: no list of one or of the other is here."""
     text = f"its packages are not compared: no lock here has its digest {digest[:12]}, and it names no packages itself"
     fix = "validate it with the envcheck that built it, e.g. the one inside: `docker run IMAGE envcheck run`"
     if not listed:

@@ -70,7 +70,6 @@ def ports(view: View) -> list[Port] | Outcome:
 
 
 def _kind(port: Port) -> tuple[str, str]:
-    """Return link layer and board: only ports that have both in common are comparable."""
     return str(port["layer"]), str(port.get("model"))
 
 
@@ -80,7 +79,6 @@ def active(port: Port) -> bool:
 
 
 def _ethernet(port: Port) -> bool:
-    """Return whether this is a RoCE port, or an iWARP one."""
     return bool(port["layer"] == "Ethernet")
 
 
@@ -176,7 +174,6 @@ def _flapping(view: View, group: list[Port]) -> list[Outcome]:
 
 
 def _error_rates(view: View, ports: list[Port]) -> list[Outcome]:
-    """Return a warning for each active port and counter that is over its limit, for the days that the node is up."""
     days, since = _days(view)
     return [
         _finding(port, counter, count, days, since)

@@ -36,7 +36,6 @@ def judge(view: View) -> Outcome:
 
 
 def _far(view: View, gpus: list[dict[str, Any]]) -> list[Outcome]:
-    """Return one warning for each GPU of this process whose node has no CPU for it; none where nobody looked."""
     cpus = view.snapshot.signal("host.numa_cpus")
     if cpus.value is None:
         fix, text = "look at `lscpu` and /proc/self/status", f"undetermined: the CPUs of this process: {cpus.reason}"

@@ -59,7 +59,6 @@ def _board(view: View, gpu: str) -> dict[str, Any] | None:
 
 
 def _behind(links: Reading, up: dict[str, int]) -> list[Outcome]:
-    """Return one failure for each GPU that has fewer links up than another of its kind."""
     most = max(up.values(), default=0)
     text = f"links up: {{gpu}} {{value}}; the others have {most}"
     rule = Rule(failed, "nvlink.down", text, _FIX, Limit(most, "links", _PEERS))
@@ -75,7 +74,6 @@ def _alone(links: Reading, up: dict[str, int]) -> list[Outcome]:
 
 
 def _short(links: Reading, up: dict[str, int]) -> list[Outcome]:
-    """Warn of each board of one kind where all have fewer links up than their data sheet says."""
     board, most = _board(links.view, next(iter(up), "")), max(up.values(), default=0)
     guest = all(gpu.signal("virtualization").value in _GUESTS for gpu in links.view.snapshot.gpus)
     if board is None or most >= board["links"] or (most > 0 and guest):
@@ -86,7 +84,6 @@ def _short(links: Reading, up: dict[str, int]) -> list[Outcome]:
 
 
 def _slow(view: View, up: dict[str, int]) -> list[Outcome]:
-    """Warn of links slower than the board's, or than those of the other GPUs; what cannot be read is an error."""
     speeds = read(view, "nvlink_speed", newer=True)
     findings = speeds._replace(unread={gpu: why for gpu, why in speeds.unread.items() if up.get(gpu)}).lacking()
     linked = {gpu: speed for gpu, speed in speeds.values.items() if up.get(gpu)}

@@ -32,6 +32,5 @@ def judge(view: View) -> Outcome:
 
 
 def _odd(values: dict[str, Any]) -> dict[str, Any]:
-    """Return those that are not like most."""
     usual = collections.Counter(values.values()).most_common(1)
     return {gpu: value for gpu, value in values.items() if value != usual[0][0]}

@@ -47,7 +47,6 @@ def judge(view: View) -> Outcome:
 
 
 def _why(pair: Pair) -> str:
-    """Return what NVML says against it."""
     return next((str(pair[word]) for word in ("read", "write") if pair[word] != "ok"), "ok")
 
 

@@ -31,7 +31,6 @@ def judge(view: View) -> Outcome:
 
 
 def _lanes(view: View, width: Reading, widest: Reading) -> list[Outcome]:
-    """Compare each GPU with its siblings, and with what it can have in this system."""
     names, slots, findings = read(view, "name").values, _limits(view), []
     serious, virtual = matrix_facts.unless_consumer(view, width.values), view.snapshot.signal("host.hypervisor")
     usual = _usual(width.values, names)
@@ -52,7 +51,6 @@ def _lanes(view: View, width: Reading, widest: Reading) -> list[Outcome]:
 
 
 def _limits(view: View) -> dict[str, str]:
-    """Return the GPUs whose lanes cannot be increased, with what limits them."""
     several = read(view, "multi_gpu_board", newer=True).values
     limits = {}
     for gpu, name in read(view, "name").values.items():
@@ -76,7 +74,6 @@ def _usual(values: dict[str, Any], names: dict[str, str]) -> dict[str | None, An
 
 
 def _generations(view: View, now: Reading, newest: Reading) -> list[Outcome]:
-    """Warn of a place that allows less than its siblings' do, and of a GPU that is slower than it can be at work."""
     names, best = read(view, "name").values, max(newest.values.values(), default=0)
     usual = _usual(newest.values, names)
     held = {gpu: gen for gpu, gen in newest.values.items() if gen < usual[names.get(gpu)]}

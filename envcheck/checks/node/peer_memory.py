@@ -35,7 +35,6 @@ def judge(view: View) -> Outcome:
 
 
 def _way(view: View, modules: Signal) -> Outcome:
-    """Return by which way network cards reach the GPUs' memory, or that there is none."""
     loaded = [name for name in _MODULES if name in (modules.value or [])]
     if loaded:
         return passed(f"{loaded[0]} is loaded", value=loaded[0], limit=_LIMIT)

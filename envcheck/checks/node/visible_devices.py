@@ -108,7 +108,6 @@ def _finding(verdict: Callable[..., Outcome], text: str, value: int, code: str, 
 
 
 def _surprises(view: View, value: str, read: VisibleGpus, environment: dict[str, str]) -> list[Outcome]:
-    """Return a warning for each way in which CUDA shows something else than the value seems to say."""
     findings = []
     if read.misread:
         summary = f"{NAME}={value}: only the number at the beginning of {', '.join(read.misread)} counts"

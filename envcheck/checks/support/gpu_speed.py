@@ -122,7 +122,6 @@ def unblamed(findings: list[Outcome], more: list[Outcome]) -> list[Outcome]:
 
 
 def _missing(entry: Measured, names: Iterable[str], unit: str) -> list[Outcome]:
-    """Return the finding that a rank lacks a value that it has to have measured."""
     values, lacking = entry.get("values") or {}, entry.get("unsupported") or {}
     missing = [name for name in names if name not in lacking and not process_group.positive(values.get(name))]
     if values and not missing:
@@ -142,7 +141,6 @@ def about(entry: Measured) -> dict[str, Any]:
 
 
 def _one(view: View, entry: Measured, name: str, check: str, unit: str, fix: str) -> Judged:
-    """Return what is wrong with one value, or the limit it met, or None where there is no limit for it."""
     from envcheck.checks import limits
 
     row, value = _row(view, entry, check), float(entry["values"][name])
@@ -216,7 +214,6 @@ def behind(ranks: Ranks, names: Iterable[str], unit: str, fix: str) -> list[Outc
 
 
 def _passed(ranks: Ranks, unit: str, met: list[Limit]) -> Outcome:
-    """Tell the slowest rank's value of everything; the first limit that was met stands for all."""
     names = [name for name in ranks[0]["values"] if all(name in entry["values"] for entry in ranks)]
     slowest = {name: min(float(entry["values"][name]) for entry in ranks) for name in names}
     speeds = ", ".join(f"{name} {value:.4g}" for name, value in slowest.items())

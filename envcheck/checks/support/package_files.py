@@ -87,7 +87,6 @@ def _record(text: str, root: Path, owner: str) -> Iterator[RecordedFile]:
 
 
 def _conda(name: str) -> list[RecordedFile]:
-    """Return the files of the conda packages that a distribution is made of."""
     prefix, names, files = Path(sys.prefix), {name, *CONDA.get(name, ())}, []
     for path in sorted((prefix / "conda-meta").glob("*.json")):
         data = json.loads(path.read_text(encoding="utf-8"))

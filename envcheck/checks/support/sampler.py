@@ -82,7 +82,6 @@ class Meter:
         return summary
 
     def _ask(self, quantity: _Quantity) -> Any:
-        """Return what the newest function that this driver has fills in."""
         for function in quantity.functions:
             filled = quantity.fills()
             call = getattr(self._library, function, None)

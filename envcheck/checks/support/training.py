@@ -202,7 +202,6 @@ def make(torch: Any) -> None:
 
 @functools.cache
 def _batch(index: int) -> tuple[Matrix, Matrix]:
-    """Return the rows of inputs and targets of the batch with that number."""
     inputs, targets = (values(f"{index} {width}", BATCH * width) for width in (WIDTH, OUTPUTS))
     return rows(inputs, WIDTH), rows(targets, OUTPUTS)
 
