@@ -225,6 +225,8 @@ def skipped(reason: str, *, code: str = "", culprit: str = "", **details: Any) -
     return Outcome(SKIP, reason, details=details, code=code, culprit=culprit)
 
 
-def undecided(reason: str, *, code: str = "", fix: str = "", culprit: str = "", **details: Any) -> Outcome:
+def undecided(
+    reason: str, *, fix: str = "see the check's log", code: str = "", culprit: str = "", **details: Any
+) -> Outcome:
     """Return that it could not be checked, and why: an `error`, never a pass."""
     return Outcome(ERROR, reason, remedy=fix, details=details, code=code, culprit=culprit)

@@ -52,8 +52,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         findings = [finding for row in rows for finding in _one(view, measured, row)]
         names = ", ".join(_shown(row) for row in rows)
     except (KeyError, TypeError, ValueError) as error:
-        text = f"the installed packages were not looked at: {error}"
-        return undecided(text, fix="see the check's log", code="extensions.unmeasured")
+        return undecided(f"the installed packages were not looked at: {error}", code="extensions.unmeasured")
     if not rows:
         return skipped("no extension with native code for torch or CUDA is installed", code="extensions.none")
     return worst(findings, passed(f"{names}: every library fits", value=0, limit=LIMIT))

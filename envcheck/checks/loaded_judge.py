@@ -109,7 +109,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     try:
         measured = msgspec.convert(raw, MeasuredTrials)
     except msgspec.ValidationError:
-        return undecided("no extension was tried", fix="see the check's log", code="extensions-loaded.unmeasured")
+        return undecided("no extension was tried", code="extensions-loaded.unmeasured")
     if not measured.extensions:
         return skipped("no extension with native code for torch or CUDA is installed", code="extensions-loaded.none")
     judges = [_ExtensionJudge(view, raw, extension, gpu=measured.gpu) for extension in measured.extensions]

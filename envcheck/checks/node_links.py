@@ -181,7 +181,7 @@ def _unmeasured(nodes: int, ranks: Ranks) -> list[Outcome]:
     if not lacking and all(process_group.counts(entry.get("node")) for entry in ranks):
         return []
     summary = f"{len(lacking)} of {len(due)} links between nodes were not measured"
-    return [undecided(summary, fix="see the check's log", code="node-links.unmeasured")]
+    return [undecided(summary, code="node-links.unmeasured")]
 
 
 def _complete(link: Measured) -> bool:

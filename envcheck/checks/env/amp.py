@@ -184,8 +184,7 @@ def _findings(entry: Measured, may_lack: set[str]) -> Iterator[Outcome]:
             if name not in may_lack:
                 yield _failed(entry, name, f"{name} is missing: {absent}")
         elif "off" not in result:
-            summary = f"{process_group.name(entry)}: {name} was not tried"
-            yield undecided(summary, fix="see the check's log", code="cases.not-tried", culprit=name)
+            yield undecided(f"{process_group.name(entry)}: {name} was not tried", code="cases.not-tried", culprit=name)
         elif not (process_group.finite(value) and 0 <= value <= limit.value):
             error = value if process_group.finite(value) else None
             yield _failed(entry, name, f"{name} is off by {value}", value=error, limit=limit)

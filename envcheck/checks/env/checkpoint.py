@@ -63,8 +63,7 @@ def _distributed(torch: Any, device: Any, directory: Path) -> Measured:
         return {"absent": f"torch {torch.__version__} as installed has no module torch.distributed.checkpoint"}
     from torch.distributed import checkpoint
 
-    parameters = inspect.signature(checkpoint.save).parameters if hasattr(checkpoint, "save") else {}
-    if "checkpoint_id" not in parameters:
+    if not hasattr(checkpoint, "save") or "checkpoint_id" not in inspect.signature(checkpoint.save).parameters:
         return {"absent": f"torch {torch.__version__} has no torch.distributed.checkpoint.save(checkpoint_id=)"}
     try:
         return {"wrong": _not_the_same(torch, checkpoint, device, str(directory))}
@@ -83,12 +82,11 @@ def _not_the_same(torch: Any, checkpoint: Any, device: Any, directory: str) -> l
 
 
 def _save(torch: Any, training: training.Training, path: Path) -> None:
-    cuda = torch.cuda.get_rng_state(training.device) if training.device.type == "cuda" else None
     state = {
         "model": training.model.state_dict(),
         "optimizer": training.optimizer.state_dict(),
         "random": torch.get_rng_state(),
-        "random_cuda": cuda,
+        "random_cuda": torch.cuda.get_rng_state(training.device) if training.device.type == "cuda" else None,
     }
     with path.open("wb") as file:
         torch.save(state, file)
@@ -114,7 +112,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     losses, saved, resumed = entry.get("losses") or [[], []], entry.get("saved"), entry.get("resumed")
     written = process_group.finite(entry.get("bytes")) and entry["bytes"] > 0
     if [len(run) for run in losses] != [STEPS, STEPS] or not saved or not resumed or not written:
-        return undecided("the training was not resumed", fix="see the check's log", code="checkpoint.not-resumed")
+        return undecided("the training was not resumed", code="checkpoint.not-resumed")
     findings = []
     if not all(process_group.finite(loss) for run in losses for loss in run):
         fix = "run the kernels check on this device"
@@ -139,8 +137,8 @@ def _not_brought_back(entry: Measured) -> list[Outcome]:
         return [failed(summary, fix="reinstall torch", value=len(distributed["wrong"]), code="checkpoint.distributed")]
     if distributed.get("absent") or distributed.get("wrong") == []:
         return []
-    name, log = "torch.distributed.checkpoint", "see the check's log"
-    return [undecided(f"{name} was not tried", fix=log, code="checkpoint.missing", culprit=name)]
+    name = "torch.distributed.checkpoint"
+    return [undecided(f"{name} was not tried", code="checkpoint.missing", culprit=name)]
 
 
 def _apart(losses: list[list[float]], saved: dict[str, str], resumed: dict[str, str]) -> process_group.Problem:

@@ -38,7 +38,6 @@ LATER_IN_GLOO = ("reduce-scatter", "all-to-all")
 WAITS = BARRIER, STARTED = "barrier", "async all-reduce"
 LATE_AT_MOST, PAUSE, _COUNT = 3, 0.05, 1021
 _SHOWN = 12
-_LOG = "see the check's log"
 _LOST = ("connection closed", "connection reset", "broken pipe", "aborted", "timed out")
 _WAIT_FIX = "run it without NCCL_*, TORCH_NCCL_* and GLOO_* settings; another torch or NCCL release may be at fault"
 
@@ -207,7 +206,7 @@ def _not_waited(ranks: Ranks) -> list[Outcome]:
     unshown = [f"rank {entry['rank']}" for entry in ranks if not _shown(entry, ranks[0])]
     if unshown and not any(entry.get("raised") for entry in ranks):
         summary = "does not say when it waited for late ranks"
-        return [undecided(f"{who} {summary}", fix=_LOG, code="collective.unshown", culprit=who) for who in unshown]
+        return [undecided(f"{who} {summary}", code="collective.unshown", culprit=who) for who in unshown]
     waits = [(entry, times) for entry in ranks for times in entry.get("waits") or []]
     came = {(t["what"], t["late"], entry.get("host")): t["came"] for entry, t in waits if "came" in t}
     findings = []
@@ -259,7 +258,7 @@ def _missing(ranks: Ranks) -> list[Outcome]:
         if unrun or not alike or not entry.get("waits"):
             summary = ", ".join(unrun[:5]) or "the same as the other ranks"
             who = f"rank {entry['rank']}"
-            findings.append(undecided(f"{who} did not run {summary}", fix=_LOG, code="collective.missing", culprit=who))
+            findings.append(undecided(f"{who} did not run {summary}", code="collective.missing", culprit=who))
     return findings
 
 

@@ -85,19 +85,16 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return skipped(f"no torch to compile for: {view.environment.get('error', 'none was asked')}", code="torch.none")
     tools = ranks[0].get("found") if ranks else None
     if not isinstance(tools, dict):
-        return undecided(
-            "the prerequisites were not looked for", fix="see the check's log", code="compile-prerequisites.unmeasured"
-        )
+        return undecided("the prerequisites were not looked for", code="compile-prerequisites.unmeasured")
     needed = ["C compiler", "C++ compiler", "Python.h"]
     needed += ["triton", "ptxas"] if view.environment.get("cuda") else []
     needed += ["libcuda.so.1"] if view.mode == "gpu" else []
     missing = [name for name in needed if not (isinstance(tools.get(name), str) and tools[name])]
     if missing:
-        fix = "; ".join(FIXES[name] for name in missing) + "; or use a devel image where torch.compile is wanted"
         report = failed if view.promises.get("target") == "devel" and not OF_DEVEL.isdisjoint(missing) else warned
         return report(
             f"torch.compile misses {', '.join(missing)}",
-            fix=fix,
+            fix="; ".join(FIXES[name] for name in missing) + "; or use a devel image where torch.compile is wanted",
             value=missing,
             limit=LIMIT,
             found=tools,

@@ -140,7 +140,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         return failed(f"torch.compile broke: {entry['broke']}", fix=fix, code="compiled.broke")
     errors = entry.get("errors") or {}
     if not errors or entry.get("missing") != []:
-        return undecided("nothing was compiled or compared", fix="see the check's log", code="compiled.unmeasured")
+        return undecided("nothing was compiled or compared", code="compiled.unmeasured")
     count = sum((entry.get("code") or {}).values())
     wrong = [] if count else [_nothing("torch.compile wrote no code: the model ran in eager mode", "compiled.eager")]
     wrong += [_nothing(f"the graph was broken: {why}", "compiled.broken-graph") for why in entry.get("breaks") or []]

@@ -62,8 +62,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     entry = ranks[0] if ranks else {}
     files, variables = entry.get("files"), entry.get("variables")
     if not isinstance(files, list) or not isinstance(variables, list):
-        text = "the environment was not looked through"
-        return undecided(text, fix="see the check's log", code="credentials.unmeasured")
+        return undecided("the environment was not looked through", code="credentials.unmeasured")
     inside = [path for path in files if path.startswith(f"{entry.get('prefix')}/")]
     history = [str(place) for place in view.image.get("secrets") or []]
     if not files and not variables and not history:

@@ -181,8 +181,7 @@ def _judged(method: str, read: Measured) -> list[Outcome]:
     batches, wrong, workers = read.get("batches"), read.get("wrong"), read.get("workers")
     seeds = list(workers.values()) if isinstance(workers, dict) else [None]
     if not all(map(process_group.counts, (wrong, batches, *seeds))):
-        log = "see the check's log"
-        return [undecided(f"{method}: no batch was compared", fix=log, code="dataloader.unmeasured", **about)]
+        return [undecided(f"{method}: no batch was compared", code="dataloader.unmeasured", **about)]
     findings = [_wrong_data(method, read)] if wrong else []
     due = ITEMS // BATCH
     if batches != due:
@@ -197,7 +196,7 @@ def _judged(method: str, read: Measured) -> list[Outcome]:
         findings.append(failed(summary, fix="reinstall torch", code="dataloader.seeds", **about))
     if read.get("shared") is not True:
         summary = f"{method}: the batches did not come through shared memory"
-        findings.append(undecided(summary, fix="see the check's log", code="dataloader.not-shared", **about))
+        findings.append(undecided(summary, code="dataloader.not-shared", **about))
     return findings
 
 

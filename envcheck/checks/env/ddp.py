@@ -213,7 +213,6 @@ MOMENTS = {
     "ended": "when training ended",
     "accumulated": "after accumulating under no_sync",
 }
-_LOG = "see the check's log"
 _FIX = "run the all-reduce check: wrong there too, the link or NCCL is broken; right there, reinstall torch"
 
 
@@ -236,7 +235,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         taken = min(len(values) if isinstance(values := entry.get(kind), list) else 0 for kind in OFF)
         if taken != STEPS or not entry.get("ended"):
             summary, who = f"rank {entry['rank']} took {taken} of {STEPS} steps", f"rank {entry['rank']}"
-            return undecided(summary, fix=_LOG, code="ddp.unmeasured", culprit=who)
+            return undecided(summary, code="ddp.unmeasured", culprit=who)
     findings = _off_gradients(ranks)
     findings += [drift for moment, when in MOMENTS.items() if (drift := training.drifted(ranks, moment, when))]
     findings += _unsent(ranks)
@@ -297,7 +296,7 @@ def _hook_finding(entry: Measured, run: Measured, hook: str, world: int) -> Outc
         return failed(f"{where}: it raised {run['raised']}", fix=_FIX, code="ddp.hook-raised", **about)
     errors = run.get("errors")
     if not isinstance(errors, list) or len(errors) != HOOK_STEPS or not run.get("ended"):
-        return undecided(f"{where}: not every step was taken", fix=_LOG, code="ddp.unmeasured", **about)
+        return undecided(f"{where}: not every step was taken", code="ddp.unmeasured", **about)
     off = [(step, error) for step, error in enumerate(errors) if not _within(error, limit)]
     if off:
         step, error = off[0]

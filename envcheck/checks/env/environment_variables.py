@@ -116,7 +116,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     readable = all(isinstance(names, list) and all(isinstance(n, str) for n in names) for names in lists)
     cores = entry["cores"] if process_group.counts(entry.get("cores")) else 0
     if not readable or not isinstance(entry.get("variables"), dict) or cores < 1:
-        return undecided("the environment was not read", fix="see the check's log", code="environment.unread")
+        return undecided("the environment was not read", code="environment.unread")
     variables = entry["variables"]
     findings = [*_variables(view, variables), *_threads(variables, cores), *_files(view, entry)]
     findings += [*_options(variables), *_interfaces(variables, entry["interfaces"])]

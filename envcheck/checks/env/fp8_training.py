@@ -152,7 +152,7 @@ def _findings(entry: Measured) -> list[Outcome]:
     eight, sixteen = (losses.get(dtype) or [] for dtype in ("float8", "bfloat16"))
     if len(eight) != STEPS or len(sixteen) != STEPS:
         summary = f"{where} trained {len(eight)} steps, not {STEPS}"
-        return [undecided(summary, fix="see the check's log", code="fp8.missing", culprit=where)]
+        return [undecided(summary, code="fp8.missing", culprit=where)]
     if not all(process_group.finite(loss) for loss in eight + sixteen) or not sixteen[0] > 0:
         summary = f"{where}: the loss is not finite"
         return [failed(summary, fix=_FIX, losses=losses, code="fp8.not-finite", culprit=where)]

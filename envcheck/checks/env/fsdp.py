@@ -122,7 +122,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         complete = entry.get("errors") and entry.get("gathered") and entry.get("ended")
         if not complete or len(losses) != STEPS or not all(process_group.finite(loss) and loss >= 0 for loss in losses):
             summary, who = f"rank {entry['rank']} took {len(losses)} of {STEPS} steps", f"rank {entry['rank']}"
-            return undecided(summary, fix="see the check's log", code="fsdp.unmeasured", culprit=who)
+            return undecided(summary, code="fsdp.unmeasured", culprit=who)
     findings, most = [], 0.0
     for kind in ("errors", "gathered"):
         # Every rank is off after one was, that one the most.

@@ -130,8 +130,8 @@ def _wrong(entry: Measured) -> list[Outcome]:
         made = (entry.get("products") or {}).get(dtype) or {}
         wrong, count, where = made.get("wrong"), made.get("messages"), process_group.name(entry)
         if not (process_group.counts(wrong) and process_group.counts(count) and count):
-            summary, log = f"{where} verified no {dtype} product", gpu_speed.LOG
-            findings.append(undecided(summary, fix=log, code="data.missing", **gpu_speed.about(entry)))
+            summary = f"{where} verified no {dtype} product"
+            findings.append(undecided(summary, code="data.missing", **gpu_speed.about(entry)))
         elif wrong:
             summary = f"{wrong} of {count} {dtype} products have wrong elements, first product {made.get('first')}"
             judged: dict[str, Any] = {"value": wrong, "limit": LIMIT, **gpu_speed.about(entry)}

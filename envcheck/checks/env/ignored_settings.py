@@ -34,7 +34,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     """Warn naming each, with what is read instead."""
     entry = ranks[0] if ranks else {}
     if not isinstance(entry.get("ignored"), list) or not isinstance(entry.get("outdated"), list):
-        return undecided("the environment was not read", fix="see the check's log", code="ignored-settings.unmeasured")
+        return undecided("the environment was not read", code="ignored-settings.unmeasured")
     sentences = [f"nothing reads {name}" for name in entry["ignored"]]
     sentences += [f"{name} is outdated" for name in entry["outdated"]]
     fixes = [f"{name} -> {(IGNORED.get(name) or OUTDATED[name])}" for name in entry["ignored"] + entry["outdated"]]

@@ -57,7 +57,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     """Warn of root and of a PID 1 that is no init; of an image as it is configured, for envcheck starts its own."""
     entry = ranks[0] if ranks else {}
     if not isinstance(entry.get("contained"), bool) or not isinstance(entry.get("uid"), int):
-        return undecided("the process was not looked at", fix="see the check's log", code="image-config.unmeasured")
+        return undecided("the process was not looked at", code="image-config.unmeasured")
     if not entry["contained"]:
         return skipped("no container: this machine's user and init are its own", code="container.none")
     if entry.get("image") and not view.image:

@@ -75,7 +75,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     """Fail naming each bytecode that differs from its source."""
     measured = ranks[0] if ranks else {}
     if not process_group.counts(measured.get("sources")) or not process_group.counts(measured.get("count")):
-        return undecided("no bytecode was compared", fix="see the check's log", code="bytecode.unmeasured")
+        return undecided("no bytecode was compared", code="bytecode.unmeasured")
     if not measured["sources"]:
         return undecided("no package of torch lists its sources", fix="see installed-files", code="bytecode.none")
     about: dict[str, Any] = {"fix": _FIX, "code": "bytecode.differs", "value": measured["count"], "unit": "files"}

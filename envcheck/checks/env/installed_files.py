@@ -170,12 +170,12 @@ def problems(measured: Measured) -> Iterator[Outcome]:
         or not all(isinstance(text, str) for text in texts)
         or not process_group.counts(measured.get("files"))
     ):
-        yield undecided("no installed file was looked at", fix="see the check's log", code="installed.unmeasured")
+        yield undecided("no installed file was looked at", code="installed.unmeasured")
         return
     for kind, words in KINDS.items():
         count = measured.get(f"{kind}_count")
         if not process_group.counts(count) or (count and not measured.get(kind)):
-            yield undecided(f"not said how many files {words}", fix="see the check's log", code="installed.unmeasured")
+            yield undecided(f"not said how many files {words}", code="installed.unmeasured")
         for path in measured.get(kind) or []:
             yield failed(f"{path} {words}", fix=FIX, code=f"installed.{kind}", culprit=path, value=count, unit="files")
     bare = [package["name"] for package in packages if not package.get("ledger")]

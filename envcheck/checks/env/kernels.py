@@ -317,7 +317,7 @@ def _findings(entry: Measured) -> Iterator[Outcome]:
         fix = "install a torch wheel with cuDNN, or enable it"
         yield failed(f"{where} has no cuDNN", fix=fix, code="kernels.no-cudnn", culprit=where)
     for text in _unmeasured(entry):
-        yield undecided(f"{where} {text}", fix="see the check's log", code="kernels.unmeasured", culprit=where)
+        yield undecided(f"{where} {text}", code="kernels.unmeasured", culprit=where)
 
 
 def _unmeasured(entry: Measured) -> Iterator[str]:

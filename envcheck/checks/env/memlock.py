@@ -21,7 +21,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
 
     allowed, limit = (ranks[0].get("bytes") if ranks else None), limits.limit("memlock", "warn")
     if allowed is None or not process_group.finite(allowed):
-        return undecided("the limit was not read", fix="see the check's log", code="memlock.unread")
+        return undecided("the limit was not read", code="memlock.unread")
     if allowed == -1:
         return passed("memory may be locked without limit", value="unlimited", limit=limit)
     if allowed < limit.value:

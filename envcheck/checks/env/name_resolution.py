@@ -104,11 +104,11 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     """Warn of each lookup that is slow, and of a name that cannot be resolved at all."""
     lookups = ranks[0].get("lookups") if ranks else None
     if not isinstance(lookups, dict) or not {OWN, LOOPBACK, MAPPED} <= set(lookups):
-        return undecided("no name was looked up", fix="see the check's log", code="name-resolution.unmeasured")
+        return undecided("no name was looked up", code="name-resolution.unmeasured")
     unread = [name for name, lookup in lookups.items() if not _read(lookup)]
     if unread:
         text, code = f"the lookup of {unread[0]} was not measured", "name-resolution.unmeasured"
-        return undecided(text, fix="see the check's log", code=code, culprit=unread[0])
+        return undecided(text, code=code, culprit=unread[0])
     slowest = max(lookup["seconds"] for lookup in lookups.values())
     findings = [finding for name, lookup in lookups.items() for finding in _judged(name, lookup)]
     return worst(findings, passed("every name is answered at once", value=slowest, limit=LIMIT))

@@ -53,7 +53,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     entry = ranks[0] if ranks else {}
     variables, cuda = entry.get("variables"), view.environment.get("cuda")
     if not isinstance(variables, dict):
-        return undecided("the variables were not read", fix="see the check's log", code="nvidia-settings.unmeasured")
+        return undecided("the variables were not read", code="nvidia-settings.unmeasured")
     if not entry.get("contained"):
         return skipped("no container: nothing reads them here", code="container.none")
     if not cuda:

@@ -98,7 +98,7 @@ def _one(view: View, entry: Measured) -> Any:
     if not readings or not all(_sane(reading) for reading in readings):
         why = entry.get("unreadable") or "the readings have an unexpected type"
         summary = f"{where}: no link was read: {why}"
-        return undecided(summary, fix=gpu_speed.LOG, code="pcie.unread", culprit=gpu_speed.culprit(entry))
+        return undecided(summary, code="pcie.unread", culprit=gpu_speed.culprit(entry))
     best, most = usual(readings), _most(view, entry)
     if most is None or (best.generation >= most.generation and best.lanes >= most.lanes):
         return best

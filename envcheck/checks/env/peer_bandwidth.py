@@ -84,10 +84,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return skipped(why, code="peer-to-peer.disabled")
     names, models, matrix = entry.get("gpus") or [], entry.get("models") or [], entry.get("matrix") or []
     if len(names) < 2 or len(models) != len(names) or [len(row) for row in matrix] != [len(names)] * len(names):  # noqa: PLR2004 (a pair)
-        summary = "the matrix of rates is not one of every pair"
-        return undecided(summary, fix=gpu_speed.LOG, code="peer-bandwidth.unmeasured")
+        return undecided("the matrix of rates is not one of every pair", code="peer-bandwidth.unmeasured")
     if not isinstance(entry.get("wrong"), list):
-        return undecided("no copy was compared with what was sent", fix=gpu_speed.LOG, code="data.missing")
+        return undecided("no copy was compared with what was sent", code="data.missing")
     pairs = [
         _pair(view, entry, *ends) for ends in gpu_speed.ordered(len(names)) if matrix[ends[0]][ends[1]] is not None
     ]
@@ -139,7 +138,7 @@ def _findings(pair: Pair, matrix: Any) -> list[Outcome]:
     row, where, named = pair["row"], pair["where"], {"culprit": pair["where"], "matrix": matrix}
     if not (process_group.finite(pair["rate"]) and pair["rate"] > 0):
         summary = f"{where}: {pair['rate']} GB/s is no rate"
-        return [undecided(summary, fix=gpu_speed.LOG, code="speed.missing", **named)]
+        return [undecided(summary, code="speed.missing", **named)]
     value = float(pair["rate"])
     if row is None:
         return []

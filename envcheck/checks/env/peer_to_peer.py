@@ -95,9 +95,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     listed = sorted((pair.get("source"), pair.get("target")) for pair in pairs)
     if listed != gpu_speed.ordered(len(names)) or not all(isinstance(pair.get("wrong"), dict) for pair in tried):
         summary = f"{counted(len(listed), 'pair')} of {counted(len(names), 'GPU')} were reported"
-        return undecided(summary, fix=gpu_speed.LOG, code="p2p.unmeasured")
+        return undecided(summary, code="p2p.unmeasured")
     if not pairs:
-        return undecided("no pair of GPUs was tried", fix=gpu_speed.LOG, code="p2p.unmeasured")
+        return undecided("no pair of GPUs was tried", code="p2p.unmeasured")
     broken = [_broken(names, pair) for pair in tried if pair["wrong"]]
     if broken:
         return worst(broken, otherwise=broken[0])

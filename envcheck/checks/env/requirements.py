@@ -85,13 +85,13 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     """Fail where torch's own family is affected, warn elsewhere; where nothing reads requirements, skip."""
     entry = ranks[0] if ranks else {}
     if not process_group.counts(entry.get("packages")) or not entry["packages"]:
-        return undecided("no installed package was found", fix="see the check's log", code="requirements.no-packages")
+        return undecided("no installed package was found", code="requirements.no-packages")
     if not isinstance(entry.get("reader"), str):
         text = "nothing in this environment reads requirements (packaging, pip, setuptools)"
         return skipped(text, code="requirements.no-reader")
     broken = entry.get("broken")
     if not isinstance(broken, list):
-        return undecided("the requirements were not read", fix="see the check's log", code="requirements.unmeasured")
+        return undecided("the requirements were not read", code="requirements.unmeasured")
     if broken:
         text = "; ".join(broken[:_SHOWN]) + (f"; {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else "")
         fix = "install what is named, or build the environment again from its lock"

@@ -113,7 +113,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return skipped(f"no torch to look into: {view.environment.get('error', 'none was asked')}", code="torch.none")
     entry = ranks[0] if ranks else {}
     if not process_group.counts(entry.get("tried")) or not entry["tried"] or not isinstance(entry.get("broken"), dict):
-        return undecided("no library of torch was looked at", fix="see the check's log", code="libraries.unmeasured")
+        return undecided("no library of torch was looked at", code="libraries.unmeasured")
     findings = [*_broken(entry), *_stubs(entry), *_twice(entry)]
     if view.environment.get("cuda"):
         findings += [*_mixed(view.environment.get("packages") or {}), *_elsewhere(entry)]
@@ -166,8 +166,7 @@ def _elsewhere(entry: Measured) -> list[Outcome]:
     # A report from before copies were told from what is taken cannot say that they are not.
     taken = entry.get("taken", entry.get("beside"))
     if not isinstance(taken, list):
-        log = "see the check's log"
-        return [undecided("it is not known which libraries are taken", fix=log, code="libraries.unmeasured")]
+        return [undecided("it is not known which libraries are taken", code="libraries.unmeasured")]
     fix = "take its directory out of LD_LIBRARY_PATH, LD_PRELOAD or ld.so.conf: the wheels bring theirs"
     summary = f"{', '.join(taken[:3])} is taken for the wheel's own"
     return [_finding(warned, summary, fix, len(taken), "libraries.beside", taken[0], taken=taken)] if taken else []

@@ -114,13 +114,13 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         return skipped(str(entry["missing"]), code="torchrun.unsupported")
     members = entry.get("ranks")
     if not isinstance(members, list) or not members or "code" not in entry:
-        return undecided("torchrun was not started", fix="see the check's log", code="torchrun.not-started")
+        return undecided("torchrun was not started", code="torchrun.not-started")
     code, failures = entry["code"], entry.get("failures")
     exited = code is None or (isinstance(code, int) and not isinstance(code, bool))
     complete = len(members) == entry.get("nproc") and all(isinstance(member, dict) for member in members)
     if not (exited and complete and isinstance(failures, list) and isinstance(entry.get("by_name"), bool)):
         summary = f"torchrun did not say how each of its {entry.get('nproc')} ranks and it itself ended"
-        return undecided(summary, fix="see the check's log", code="torchrun.unmeasured")
+        return undecided(summary, code="torchrun.unmeasured")
     findings = [_joined(number, member, entry) for number, member in enumerate(members)] + _ended(entry, members)
     if not entry.get("by_name"):
         summary = "the own host name does not resolve; the ranks met over 127.0.0.1 instead"

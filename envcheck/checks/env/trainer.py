@@ -109,7 +109,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     complete = uninterrupted.get("steps") == [*range(1, STEPS + 1)] and len(uninterrupted.get("losses") or []) == STEPS
     states = uninterrupted.get("state"), resumed.get("state")
     if not complete or not all(states) or not isinstance(resumed.get("losses"), list):
-        return undecided("no training was compared", fix="see the check's log", code="trainer.unmeasured")
+        return undecided("no training was compared", code="trainer.unmeasured")
     findings = [*_losses(uninterrupted), *_dtypes(view, entry), *_resumed(uninterrupted, resumed), *_events(entry)]
     return worst(findings, otherwise=findings[0]) if findings else _trained(entry)
 

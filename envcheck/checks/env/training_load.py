@@ -137,13 +137,13 @@ def _untold(entry: Measured) -> process_group.Problem:
     lacking = [name for name in numbers if not (process_group.finite(entry.get(name)) and entry[name] > 0)]
     if lacking or len(losses) != 2 or entry["peak"] > entry["total"]:  # noqa: PLR2004 (before and after)
         summary = f"{who} reported no {', '.join(lacking) or 'loss, or memory that cannot be'}"
-        return undecided(summary, fix=gpu_speed.LOG, code="training.unmeasured", culprit=who)
+        return undecided(summary, code="training.unmeasured", culprit=who)
     if not all(process_group.finite(loss) for loss in losses):
         fix = "run the amp and kernels checks on this GPU"
         return failed(f"{who}: the loss is not finite", fix=fix, code="training.loss", culprit=who)
     if losses[1] >= losses[0]:
         summary = f"{who}: the loss did not fall, from {losses[0]:.4g} to {losses[1]:.4g}: nothing was trained"
-        return undecided(summary, fix=gpu_speed.LOG, code="training.unmeasured", culprit=who)
+        return undecided(summary, code="training.unmeasured", culprit=who)
     return gpu_speed.unseen(entry, float(entry["lasted"]), float(entry.get("interval") or INTERVAL))
 
 
@@ -162,7 +162,7 @@ def _idle(entry: Measured) -> process_group.Problem:
 def _apart(ranks: Ranks) -> list[Outcome]:
     for who, weights in ((process_group.name(entry), entry.get("weights")) for entry in ranks):
         if not isinstance(weights, str) or not weights:
-            return [undecided(f"{who} reported no weights", fix=gpu_speed.LOG, code="training.unmeasured", culprit=who)]
+            return [undecided(f"{who} reported no weights", code="training.unmeasured", culprit=who)]
     alike = [[entry for entry in ranks if entry.get("name") == model] for model in {e.get("name") for e in ranks}]
     drifts = [training.drifted(peers, "weights", "after training") for peers in alike]
     common: dict[str, Any] = {"code": "training.replicas", "culprit": "the replicas"}

@@ -104,7 +104,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 def _wrong(entry: Measured) -> Outcome:
     if not isinstance(entry.get("wrong"), list):
         summary = f"rank {entry['rank']} compared no message"
-        return undecided(summary, fix="see the check's log", code="data.missing", culprit=f"rank {entry['rank']}")
+        return undecided(summary, code="data.missing", culprit=f"rank {entry['rank']}")
     return failed(
         f"rank {entry['rank']} received wrong data: {', '.join(map(str, entry['wrong']))}",
         fix="run the collectives check, which says what arrived instead",

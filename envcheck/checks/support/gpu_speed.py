@@ -25,7 +25,6 @@ STRAGGLER = Limit(
     "huggingface/gpu-fryer calls a GPU 10 % below the node's best an outlier; 5 % apart is normal "
     "(stas00/ml-engineering, compute/accelerator)",
 )
-LOG = "see the check's log"
 WRONG_FIX = "run the kernels check on this GPU; wrong there too, take the GPU out"
 COOLING = "look at fans, inlet air, power cables and supplies, and at this slot against the others (nvidia-smi -q)"
 _HALF = 0.5
@@ -127,7 +126,7 @@ def _missing(entry: Measured, names: Iterable[str], unit: str) -> list[Outcome]:
     if values and not missing:
         return []
     summary = f"rank {entry['rank']} measured no {', '.join(missing) or unit}"
-    return [undecided(summary, fix=LOG, code="speed.missing", culprit=culprit(entry))]
+    return [undecided(summary, code="speed.missing", culprit=culprit(entry))]
 
 
 def culprit(entry: Measured) -> str:
@@ -295,7 +294,7 @@ def no_product(entry: Measured, dtype: str, error: Any) -> list[Outcome]:
     """Return the failure that a product that was verified is none, or the error that none was."""
     where, finite = process_group.name(entry), process_group.finite(error)
     if error is None:
-        return [undecided(f"{where} verified no {dtype} product", fix=LOG, code="data.missing", **about(entry))]
+        return [undecided(f"{where} verified no {dtype} product", code="data.missing", **about(entry))]
     if finite and 0 <= error <= exact_data.TOLERANCE.get(dtype, 0.0):
         return []
     judged: dict[str, Any] = {"value": error if finite else None, "unit": "relative error"}

@@ -171,7 +171,6 @@ def _elsewhere(view: View, ranks: Ranks, backend: bool) -> Problem:  # noqa: FBT
         if not isinstance(entry.get("device"), str) or not entry["device"]:
             return undecided(
                 f"rank {entry['rank']} does not say on which device it was",
-                fix="see the check's log",
                 code="rank.device-unknown",
                 culprit=f"rank {entry['rank']}",
             )
