@@ -189,10 +189,7 @@ def passed(summary: str, *, value: Any = None, unit: str = "", limit: Limit | No
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Makes outcomes of one status that cannot be without a remedy. Checks of this repository give each a code.
-
-    A check outside of it may leave `code` out: then the runner names the finding.
-    """
+    """Makes outcomes of one status that cannot be without a remedy; the runner names one without a code."""
 
     status: str
     remeasure: bool = False

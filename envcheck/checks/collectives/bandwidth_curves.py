@@ -115,10 +115,7 @@ def _point(name: str, at: tuple[Measured, ...]) -> Measured:
 
 
 def latencies(ranks: Ranks) -> dict[str, list[Measured]]:
-    """Return each collective's latency by size: the worst rank's p50 and p99, in seconds, and which rank that is.
-
-    A rank that measured none (an older envcheck) leaves them out; a time that is not a number is None.
-    """
+    """Return each collective's latency by size: the worst rank's p50 and p99 in s (None: no number), and that rank."""
     by_rank = [entry.get("latency") or {} for entry in ranks]
     names = [name for name in by_rank[0] if all(latency.get(name) for latency in by_rank)]
     return {name: [_latency(at) for at in zip(*(latency[name] for latency in by_rank))] for name in names}

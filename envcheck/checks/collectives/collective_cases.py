@@ -61,10 +61,7 @@ def bound(kind: Kind) -> int:
 
 
 def integers(seed: str, kind: Kind, rank: int, count: int) -> list[int]:
-    """Return what `rank` gives: `count` integers from the seed, over the whole of what the dtype holds exactly.
-
-    For an average they are multiples of the number of ranks, so that it is an integer too.
-    """
+    """Return a rank's integers, over all that the dtype holds exactly; for an average multiples of the world."""
     largest, signed = bound(kind), kind.dtype != "uint8"
     chance = random.Random(f"{seed}/{rank}")  # noqa: S311 (test data, no secret)
     raw = array.array("Q", chance.getrandbits(64 * count).to_bytes(8 * count, "little"))
@@ -159,10 +156,7 @@ class Bench:
 
 
 def fits(backend: str, collective: str, kind: Kind) -> bool:
-    """Return whether integers of the dtype can show the operation here; gloo averages floats alone.
-
-    The gloo of PyTorch 2.3 to 2.8 adds whatever operation a reduce-scatter is given (pytorch/pytorch#162338).
-    """
+    """Return whether a backend has it; gloo of 2.3 to 2.8 only adds in a reduce-scatter (pytorch/pytorch#162338)."""
     if backend == "gloo" and collective == "reduce-scatter" and kind.operation != "sum":
         return False
     if backend == "gloo" and kind.operation == "average" and kind.dtype not in FLOATS:

@@ -214,10 +214,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def timed(torch: Any, dist: Any, made: Message, device: Any, turns: int, *, in_step: bool = False) -> list[float]:
-    """Return the seconds of each of so many turns; filling and verifying are not timed.
-
-    On a GPU everything is queued, so that ranks stay in step; `in_step`, and on a CPU, they meet before each turn.
-    """
+    """Return each turn's seconds; ranks meet before each on a CPU and `in_step`; a GPU's queue keeps step."""
     gpu = device.type == "cuda"
     marks = []
     for _ in range(turns):

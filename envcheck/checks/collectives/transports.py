@@ -45,10 +45,7 @@ _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_
 
 
 def ask(rank: Rank, *, calls: bool = False) -> None:
-    """Have NCCL, if that is this rank's backend, log into its scratch; `calls` has each call's algorithm too.
-
-    Has to come before the process group: NCCL reads its environment once.
-    """
+    """Have NCCL log into a rank's scratch, `calls` with algorithms; before the group, as it reads this once."""
     if rank.backend != "nccl":
         return
     os.environ["NCCL_DEBUG"] = "INFO"

@@ -120,10 +120,7 @@ def _run(setting: Setting, record: Record) -> None:
 
 
 def _waited(setting: Setting, late: int, operation: str, record: Record) -> Measured:
-    """Have all ranks wait for `late`; return when that one came, when this one got out, and whether it was early.
-
-    Times are those of the machine's one monotonic clock (clock_gettime(2)), which its processes can compare.
-    """
+    """Have all ranks wait for `late`; return when it came and this one got out (clock_gettime(2)), and if early."""
     times: Measured = {"what": operation, "late": late}
     bench = Bench(setting, CollectiveCase(f"{operation} with a late rank", "sum", "float32", _COUNT, late))
     tensor, mine = bench.own(), setting.rank.rank

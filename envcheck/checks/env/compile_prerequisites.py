@@ -77,10 +77,7 @@ def _libcuda() -> str | None:
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
-    """Warn naming each that is missing, and fail where the environment promises to be `devel` and has no compiler.
-
-    A wheel for CPUs needs the first three; the driver's library is needed on a GPU only.
-    """
+    """Warn naming each that is missing (a CPU wheel needs three); fail where a `devel` has no compiler."""
     if not view.environment.get("torch"):
         return skipped(f"no torch to compile for: {view.environment.get('error', 'none was asked')}", code="torch.none")
     tools = ranks[0].get("found") if ranks else None

@@ -87,10 +87,7 @@ def _on_device(words: exact_data.Words, target: Any, sources: Any) -> Callable[[
 
 
 def _across(words: exact_data.Words, device: Any, size: int) -> tuple[dict[str, float], bool]:
-    """Return the rate of each way, and whether the bytes arrived.
-
-    What came back to the host is sent to the card again and compared there, which is quicker than the host is.
-    """
+    """Return each way's rate, and whether the bytes arrived: the host's are compared on the card, which is quicker."""
     host = [pattern.pin_memory() for pattern in gpu_speed.numbers(words, size)]
     on_card = [pattern.to(device, copy=True) for pattern in host]
     card, back = words.torch.zeros_like(on_card[0]), words.torch.zeros_like(host[0]).pin_memory()

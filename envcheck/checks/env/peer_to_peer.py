@@ -63,10 +63,7 @@ def measure(rank: Rank) -> Measured:
 
 
 def _wrong(words: exact_data.Words, source: Any, reference: Any) -> dict[str, Measured]:
-    """Return what arrived wrong beside `reference`, by the way it took; nothing when all is right.
-
-    Each way is taken TRANSFERS times, each time with other bits, so that what an earlier one left cannot pass.
-    """
+    """Return what arrived wrong beside `reference`, by the way it took: TRANSFERS times, each with other bits."""
     wrong: dict[str, Measured] = {}
     ways = (("copy engine", [slice(None)]), ("kernel", [slice(0, None, 2), slice(1, None, 2)]))
     for turn, (way, steps) in itertools.product(range(TRANSFERS), ways):

@@ -185,10 +185,7 @@ def lateness(ranks: Ranks) -> dict[int, float]:
 
 
 def _late(view: View, ranks: Ranks) -> list[Outcome]:
-    """Return a finding for each rank that mostly joins late, where most do not.
-
-    Ranks of other hosts have other clocks: there the time counts that a rank takes for itself before it joins.
-    """
+    """Return a finding for each rank that joins late; on another host, whose clock differs, its own time counts."""
     findings, late = [], lateness(ranks)
     tell, least = (too_slow, LATE.value) if view.mode == "gpu" else (warned, LATE.value * _BUSY)
     usual = statistics.median_low(late.values())

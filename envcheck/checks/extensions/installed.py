@@ -285,10 +285,7 @@ def missing_libraries(extension: InstalledExtension, library: Library, brought: 
 
 
 def undefined_symbols(extensions: Iterable[InstalledExtension], torch: Path | None) -> dict[str, set[str]]:
-    """Return the torch symbols of each extension that neither torch's libraries nor its own define.
-
-    Without torch all of them are undefined.
-    """
+    """Return each extension's torch symbols that neither torch nor its own libraries define; without torch, all."""
     left = {extension.name: {s for lib in extension.libraries for s in lib.torch_symbols} for extension in extensions}
     everything = set().union(*left.values())
     for path in _torch_libraries(torch) if torch and everything else []:

@@ -19,10 +19,7 @@ Result = tuple[Any, Any]
 
 
 class Operation(NamedTuple):
-    """An operation: its name, what computes it, and whether it also runs on a CPU.
-
-    `tolerance` is the largest difference from the expected result, relative to the largest expected number.
-    """
+    """An operation; `tolerance` is relative to the largest expected number, `on_cpu` says that it runs there too."""
 
     name: str
     compute: Callable[[str], Result]

@@ -244,10 +244,7 @@ def _found(name: str) -> bool:
 
 
 def _explained(facts: dict[str, Any], brought: set[str]) -> dict[str, Any]:
-    """Add what the loader's texts name: a symbol, a library or a version.
-
-    `brought` are libraries that the environment has: a package may load one of them before its own, as cupy does.
-    """
+    """Add what the loader's texts name; `brought` are libraries of the environment, which cupy loads before its own."""
     if facts.get("error"):
         error = facts["error"]
         facts["error"] = {**error, **_named(error["chain"]), "dependency": _dependency(error["text"])}
@@ -273,12 +270,7 @@ _PATTERNS = (
 
 
 def cause(text: str) -> tuple[str, str] | None:
-    """Return what the loader did not find ("symbol", "library", "version"; "invalid": no library), and its name.
-
-    A text that has several is of a package with a library for each version of another, of which one would do: that a
-    library was there, and a symbol was not, says more than that other versions are not installed. None for a text that
-    is not the loader's.
-    """
+    """Return what the loader did not find, the most telling first, and its name; None for another's text."""
     return next(((kind, match[1]) for kind, pattern in _PATTERNS if (match := pattern.search(text))), None)
 
 

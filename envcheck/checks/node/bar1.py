@@ -37,10 +37,7 @@ def _rule(code: str, size: float, bound: float, source: str) -> Rule:
 
 
 def _large(view: View, name: str) -> bool:
-    """Return whether this board's window covers its memory by design.
-
-    A Grace's CPU reaches the memory by itself, and a vGPU is given the window that its host chose.
-    """
+    """Return whether the window is as meant: Grace's CPU reaches the memory itself, and a vGPU's host chose it."""
     row = find_gpu(matrix_facts.matrix(view), name)
     if row is None or not row.datacenter or tuple(map(int, row.cc.split("."))) < _SINCE:
         return False

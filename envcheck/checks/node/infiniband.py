@@ -93,10 +93,7 @@ def _count(port: Port, counter: str) -> int | None:
 
 
 def _unused(group: list[Port]) -> list[Port]:
-    """Return the ports that never had a link since the driver's load, beside one of their card that is up.
-
-    A port without a link is one of these only if no card of its kind has all its ports up.
-    """
+    """Return ports without a link since the driver's load beside one that is up, where no card like it has all up."""
     cards: dict[object, list[Port]] = {}
     for port in group:
         cards.setdefault(port.get("slot"), []).append(port)

@@ -11,10 +11,7 @@ _BOUND = Rule(warned, "nouveau.bound", "nouveau drives the GPU at {gpu}", _FIX, 
 
 
 def judge(view: View) -> Outcome:
-    """Warn where it is loaded beside NVIDIA's module, and of each GPU that it drives.
-
-    A kernel without loadable modules has no list of them: there the devices' drivers are all there is to look at.
-    """
+    """Warn where it is loaded beside NVIDIA's module, and of each GPU that it drives: some kernels list no modules."""
     modules, bus = view.snapshot.signal("host.gpu_modules"), view.snapshot.signal("pci.gpus")
     findings = [_BOUND.at(view, gpu["bus_id"], "bound") for gpu in bus.value or [] if gpu["driver"] == "nouveau"]
     if "nouveau" in (modules.value or []):

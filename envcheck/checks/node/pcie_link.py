@@ -18,10 +18,7 @@ _FIX = "reseat the board or its riser, look at the slot's BIOS settings; exchang
 
 
 def judge(view: View) -> Outcome:
-    """Fail on lost lanes of a data-centre GPU, warn on others' and on a generation that is low while it works.
-
-    GPUs that are all alike and were given what they have (see _limits) are a note.
-    """
+    """Fail on lost lanes of a data-centre GPU; warn on others', and on a generation that is low while it works."""
     readings = [read(view, name) for name in ("pcie_width", "pcie_width_max", "pcie_gen", "pcie_gen_max")]
     width, widest, now, newest = readings
     findings = [finding for reading in readings for finding in reading.lacking()]

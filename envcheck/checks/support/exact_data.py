@@ -144,10 +144,7 @@ _WORDS = {8: "int64", 4: "int32", 2: "int16", 1: "int8"}
 
 
 def differing(torch: Any, received: Any, expected: Any) -> Any:
-    """Return how many elements of two tensors of one shape and dtype differ in any bit: an int64 on their device.
-
-    Nothing waits for the device.
-    """
+    """Return how many elements of two tensors differ in any bit: an int64 on their device, which is not waited for."""
     words = getattr(torch, _WORDS[received.element_size()])
     return received.view(words).bitwise_xor(expected.view(words)).ne(0).sum()
 

@@ -121,10 +121,7 @@ def name(entry: Measured) -> str:
 
 
 def sound(*, backend: bool = True, alone: str = "") -> Callable[[Judge], Judge]:
-    """Let a judge see only results that prove something; else the outcome is why they do not: see `problem`.
-
-    `alone` says why one rank by itself proves nothing.
-    """
+    """Let a judge see only results that prove something (see `problem`); `alone`: why one rank's prove nothing."""
 
     def guard(judge: Judge) -> Judge:
         @functools.wraps(judge)

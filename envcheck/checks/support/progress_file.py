@@ -68,10 +68,7 @@ def followed(group: Any, directory: Path, rank: int) -> Iterator[None]:
 
 
 def content(path: Path, limit: int, start: int = 0) -> bytes | None:
-    """Return at most `limit` + 1 bytes of a regular file, from `start` on; None for what is absent, a link, or no file.
-
-    Raises OSError where there is a file that cannot be read.
-    """
+    """Return at most `limit` + 1 bytes of a regular file from `start` on, None for what is none; may raise OSError."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

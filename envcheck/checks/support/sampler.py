@@ -115,10 +115,7 @@ class Meter:
 
 
 def meter(identity: str, ordinal: int) -> Meter:
-    """Return the meter of the GPU of this UUID; torch before 2.4 tells none, then of CUDA's `ordinal`-th device.
-
-    Raises Unreadable.
-    """
+    """Return the meter of the GPU of this UUID, or (torch before 2.4) of CUDA's `ordinal`-th; raises Unreadable."""
     try:
         library = ctypes.CDLL(LIBRARY)
         bare = identity[4:] if identity.startswith(("GPU-", "MIG-")) else _cuda_uuid(ordinal)

@@ -53,10 +53,7 @@ def numbers(tensor: Any) -> list[float]:
 
 
 def off(actual: Sequence[float], right: Sequence[float], scale: float | None = None) -> float:
-    """Return the largest difference relative to `scale` (by default the largest of `right`).
-
-    Infinite where the lengths differ or anything is no finite number: these never compare as small.
-    """
+    """Return the largest difference relative to `scale` (else to the largest of `right`); infinite for no number."""
     if len(actual) != len(right) or not actual:
         return math.inf
     gaps = [abs(one - other) for one, other in zip(actual, right)]
@@ -88,10 +85,7 @@ def outer(gradients: Matrix, inputs: Matrix) -> list[float]:
 
 
 def two_layers(parameters: Vectors, inputs: Matrix, targets: Matrix) -> tuple[float, Vectors]:
-    """Return the mean squared error of linear, tanh, linear, and its gradient by each of the four parameters.
-
-    `parameters` are weight, bias, weight, bias; they and the gradients are flat. Chain rule, written out.
-    """
+    """Return the mean squared error of linear, tanh, linear, and its gradients; all parameters are flat."""
     first, second = rows(parameters[0], len(inputs[0])), rows(parameters[2], len(parameters[1]))
     hidden = [[math.tanh(x) for x in row] for row in affine(inputs, first, parameters[1])]
     outputs = affine(hidden, second, parameters[3])
@@ -232,10 +226,7 @@ class Training:
             self.losses.append(float(loss.detach()))
 
     def fingerprints(self) -> dict[str, str]:
-        """Return a digest of everything that training depends on, by name.
-
-        Read off the objects themselves, not from a state_dict: that is what a checkpoint is made of.
-        """
+        """Return a digest of all that training depends on, by name, read off the objects and not from a state_dict."""
         torch, named = self.torch, {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         for index, parameter in enumerate(self.model.parameters()):
             state = self.optimizer.state.get(parameter, {})
