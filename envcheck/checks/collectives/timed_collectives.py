@@ -1,10 +1,8 @@
 """Collectives timed over message sizes: what each sends, whether it came, and how long it took; without any verdict.
 
-S, a message's size, is its total bytes over all ranks' parts, as NVIDIA/nccl-tests counts (doc/PERFORMANCE.md): of an
-all-gather what each rank has afterwards, of a reduce-scatter and an all-to-all what each rank gives. Every block of a
-message says in fp32, exactly, who sent it and which block it is, and no chunk of it is like its neighbour. The pattern
-is another one in each turn, so that a message that was not sent is seen. Every message is verified on its device,
-warm-up included, outside the timed part.
+S, a message's size, is its total bytes over all ranks' parts, as NVIDIA/nccl-tests counts (doc/PERFORMANCE.md). Every
+block says in fp32, exactly, who sent it and which block it is; the pattern is another one in each turn, and every
+message is verified on its device, outside the timed part.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What ranks talk over: told by NCCL's own log where it was read, else what NVML shows that they could.
 
-NCCL writes what it connected, and over what, at level INFO; NCCL_DEBUG_FILE keeps that out of the check's output
-(NVIDIA NCCL user guide, Environment variables). The lines are those of src/transport/{p2p,shm,net,nvls}.cc and
-src/enqueue.cc from 2.8 to 2.30: the channel's and the device's number changed their form, algorithms their names. Since
-2.22 a connection is made when a collective first needs it, so collectives have to be run before the log says much.
+NCCL_DEBUG_FILE keeps what NCCL connected out of the check's output (NVIDIA NCCL user guide, Environment variables). The
+lines are those of src/transport/{p2p,shm,net,nvls}.cc and src/enqueue.cc from 2.8 to 2.30. Since 2.22 a connection is
+made when a collective first needs it, so collectives have to be run before the log says much.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Judged by the largest bus bandwidth of the curve, where data says what this GPU model, transport and count reach;
 reported elsewhere. The transport is what NCCL's own log proves, where there is one.
-
-algbw = S / t, busbw = algbw * 2 (n - 1) / n, S in bytes, GB = 1e9 (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Mixed precision that is not mixed, or that trains nothing.
 
-Autocast does nothing (wrong device type) while everything "passes", a product keeps its dtype, a loss is computed in
-16 bits, bf16 is emulated on an old GPU, a GradScaler steps on an infinity. The dtype of each operation is read off its
-result, the loss has to follow the curve that plain Python computes, and the scaler has to skip an overflow.
+The dtype of each operation is read off its result, the loss has to follow the curve that plain Python computes, and the
+scaler has to skip an overflow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A checkpoint that loads, and resumes another training than the one that was saved.
 
-Saved after k steps, run on to 2k; loaded into a fresh model, run to 2k: the bits are the same.
-torch.distributed.checkpoint has to bring tensors of each dtype back.
+Trained on from a checkpoint, a fresh model must have the bits of the one that was not interrupted.
 """
 
 from __future__ import annotations

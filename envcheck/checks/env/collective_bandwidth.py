@@ -2,9 +2,6 @@
 
 Each collective has its own curve (1 MiB up), latency (8 B to 32 KiB, p50 and p99) and limit; where none is known its
 bus bandwidth is reported. None may pass what the links carry.
-
-algbw = S / t; busbw = algbw * (n - 1) / n for all-gather, reduce-scatter and all-to-all, algbw for broadcast and
-send/recv; S is the total bytes, GB = 1e9 (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations

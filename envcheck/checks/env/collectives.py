@@ -1,8 +1,5 @@
 """An all-reduce can be right while a message of another collective lands in the wrong place.
 
-Sharded training (FSDP, ZeRO, expert parallel) lives on all-gather, reduce-scatter, all-to-all and
-send/recv, which take other kernels and other links than all-reduce does; a peer-to-peer pair that drops writes shows
-between those two ranks alone; a maximum that is wrong in bfloat16 only; a sub-group that reaches into another one.
 The operations and types are those of NVIDIA/nccl-tests. Integers from a seed fill what each dtype holds exactly, and
 what has to arrive is computed in plain Python, so nothing may differ (`ENVCHECK_SEED` repeats a run).
 """

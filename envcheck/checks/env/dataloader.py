@@ -1,7 +1,5 @@
 """Data that reaches the model through shared memory as something else, late, or never.
 
-Workers die of "bus error" in a /dev/shm of 64 MB, a loader waits for ever for a worker that was killed for memory,
-workers that are spawned (Python 3.14 starts them by a fork server) hang or import another torch, workers get one seed.
 Two forked workers send more than Docker's 64 MB; one worker of each other start method sends a few batches. Every
 element is compared where the model would read it. Then a worker kills itself: the loader has to say so.
 """

@@ -1,9 +1,7 @@
 """Data-parallel training that runs, and trains a different model on every rank.
 
-Gradients are not averaged (a wrapper bypassed, a broken reduction), replicas drift apart because the broadcast of
-weights was lost, all ranks share one GPU, accumulated gradients live in a bucket that is overwritten, a compressed
-gradient arrives as something else. The loss still falls. Ranks start from different weights, so that only DDP's
-broadcast can make them equal; the reference is the same model in one process on the whole batch, in plain Python.
+The loss falls all the same. Ranks start from different weights, so that only DDP's broadcast can make them equal; the
+reference is the same model in one process on the whole batch, in plain Python.
 """
 
 from __future__ import annotations

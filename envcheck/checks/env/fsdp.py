@@ -1,8 +1,7 @@
 """Sharded training that gathers another model than the one that was sharded.
 
-FSDP2 on a torch whose reduce-scatter averages twice, parameters that were not gathered again after a step, shards of
-uneven length whose padding is trained. Each layer is sharded over the ranks (its sizes do not divide by them), trained
-a few steps, and gathered: the weights have to be those of one process on the whole batch.
+Each layer is sharded over the ranks (its sizes do not divide by them), trained a few steps, and gathered: the weights
+have to be those of one process on the whole batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A library with one wrong byte loads, and computes something else, or crashes weeks later.
 
-Every file of torch, triton and NVIDIA's packages that is no Python file is compared with the digest that its installer
-wrote down; several gigabytes in CUDA environments, so that the bytes and the seconds are reported.
+Every other file of torch, triton and NVIDIA's packages is compared with the digest that its installer wrote down.
 """
 
 from __future__ import annotations

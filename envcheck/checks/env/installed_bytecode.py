@@ -1,7 +1,6 @@
 """Python runs a module's bytecode, not its source: one that was left behind or edited hides a source that is right.
 
-Python takes bytecode whose header names the source's time and size (PEP 552), whatever it holds. Each that Python would
-take for the modules of `import torch` is compared with what the source compiles to.
+Python takes bytecode whose header names the source's time and size (PEP 552), whatever it holds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Memory on the card or the way to it at half speed: every kernel and every batch waits, and nothing is broken.
 
-HBM whose channels were remapped, a riser that negotiated PCIe x8 or Gen3, an IOMMU that translates each page. Copies on
-the card count read and write (2 * bytes), as AMD Primus does; copies to and from pinned memory run one GPU after the
-other, so that they do not share the host's lanes, and from the NUMA node that the GPU hangs on.
+Copies on the card count read and write (2 * bytes), as AMD Primus does; copies to and from pinned memory run one GPU
+after the other, so that they do not share the host's lanes, and from the NUMA node that the GPU hangs on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Memory that forgets one bit in a trillion, in the one place where nobody looked.
 
-Patterns are written over nearly all free memory, wholly, and then read back: zeros, ones, alternating bits, each word's
-own address, random words; at last the alternating bits are inverted word by word upwards and back downwards (moving
-inversions, as memtest86 and DCGM's memtest do). The first wrong word is named.
+Patterns are written over nearly all free memory, and then read back: zeros, ones, alternating bits, each word's own
+address, random words; at last the alternating bits are inverted word by word upwards and back downwards (moving
+inversions, as memtest86 and DCGM's memtest do).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """An idle GPU lets its PCIe link drop to Gen1, so that a link which never comes up again looks like any other.
 
-So the link is read while pinned memory is copied over it, and what most readings show is compared with what NVML says
-this GPU can have in this system. A link at half its rate or less is a failure on boards for data centres; elsewhere it
-may be the mainboard's design.
+So it is read while pinned memory is copied over it. A link at half its rate or less is a failure on boards for data
+centres; elsewhere it may be the mainboard's design.
 """
 
 from __future__ import annotations

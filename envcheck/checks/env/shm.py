@@ -1,7 +1,6 @@
 """Docker gives a container 64 MB of /dev/shm, and DataLoader workers and NCCL die in it with a bus error.
 
-NCCL says "unable to mmap" (NVIDIA/nccl#290, #342). It is asked inside the environment under test: the host's is
-another.
+NCCL says "unable to mmap" (NVIDIA/nccl#290, #342). It is asked inside the environment, as the host's is another.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """One slow rank is what every collective waits for.
 
-A GPU at idle clocks among seven at full, a rank whose CPU is shared with a monitoring agent, a card that throttles in
-the slot without air, a rank that a logger holds up before each all-reduce. Each rank times the same fixed work without
-waiting for anybody, and then when it joins one small all-reduce after the other; medians count. On a CPU, which others
-use too, ranks that are apart repeat the rounds, and each one's best median counts.
+Each rank times the same fixed work without waiting for anybody, and then when it joins one small all-reduce after the
+other; medians count. On a CPU, which others use too, ranks that are apart repeat the rounds.
 """
 
 from __future__ import annotations

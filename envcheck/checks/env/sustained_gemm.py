@@ -1,10 +1,7 @@
 """A GPU that is fast for ten seconds, and slow for the weeks after.
 
-Thermal paste that has pumped out, a fan that spins up too late, a power feed that browns out with
-eight boards at full draw, a core that computes wrongly only when hot. Products run on all GPUs at once for three
-minutes; once a second the speed is taken, every element of every product is compared with the first one's (gpu-burn
-and DCGM's diagnostic do so too), which plain Python and sums in float64 have verified, and the GPU is asked for clock,
-power, temperature and its reasons for slowing down.
+Products run on all GPUs for three minutes; once a second the speed is taken, every element of every product is compared
+with the first one's (gpu-burn and DCGM's diagnostic do so too), and the GPU is asked for its state.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """transformers' Trainer that trains something else than its arguments say, or cannot be resumed.
 
-An accelerate that is missing or too old for the transformers beside it, tensorboard that breaks with a newer protobuf,
-checkpoints that a new torch.load refuses, an optimizer that starts afresh on resume, `bf16=True` that changes nothing.
 A tiny model is made, saved and loaded offline; it trains for 8 steps in bf16; a second run goes on from the checkpoint
 of step 4 and has to end with the same bits; TensorBoard's own reader has to find every loss.
 """

@@ -1,10 +1,8 @@
 """A training that leaves the GPU idle, or fills its memory to the last byte, is found out on the bill.
 
-GPUs at 30 % because one process feeds eight, memory that is full before the first long batch comes, a node that trains
-at two thirds of the power of its neighbours. A few seconds of data-parallel training in mixed precision run on all GPUs
-at once, with NVML asked four times a second. What it comes to depends on the model that is trained, so it is only
-reported; a GPU that slows itself down for heat or power meanwhile is a finding, as are a loss that is no number and
-replicas that have other weights at the end.
+A few seconds of data-parallel training run on all GPUs, with NVML asked four times a second. What it comes to depends
+on the model, so it is only reported; a GPU that slows itself down for heat or power meanwhile is a finding, as are a
+loss that is no number and replicas that have other weights at the end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A PCIe bridge with Access Control Services sends what one GPU writes to its neighbour up to the CPU and back.
 
-NCCL's first transfer hangs until ACS is off (NVIDIA/nccl#2079). Virtual machines need it, to keep guests apart: there
-it is only reported.
+NCCL's first transfer hangs until ACS is off (NVIDIA/nccl#2079). Virtual machines need it: there it is reported.
 """
 
 from typing import Any

@@ -1,7 +1,6 @@
 """GPU memory goes bad slowly: bits that can be corrected, then bits that cannot, then a job that ends or lies.
 
-SRAM has no spare rows: past a count of errors in it NVIDIA replaces the board. Volatile counts begin with the driver's
-load.
+Past a count of errors in SRAM NVIDIA replaces the board. Volatile counts begin with the driver's load.
 """
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, matrix_facts, passed, warned, worst

@@ -1,7 +1,6 @@
 """One rail of eight is down, or at a quarter of its rate, and NCCL goes on over the others without a word.
 
-Ports are compared with their like (one link layer, one board), so that the unused second port of a card raises no
-alarm.
+Ports are compared with their like (one link layer, one board): the unused second port of a card is no fault.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,6 @@
 """An IOMMU that translates stands between GPUs which reach each other over PCIe: transfers hang, or bring other bytes.
 
-NCCL hangs at its first peer-to-peer transfer (NVIDIA/nccl#631). NVLink does not go through it; virtual machines need
-it.
+NCCL hangs at its first transfer (NVIDIA/nccl#631). NVLink does not go through it; virtual machines need it.
 """
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, warned, worst

@@ -1,7 +1,6 @@
 """GPUs that could reach each other's memory and may not: every transfer takes the way through the host.
 
-GeForce cards have none by design and most virtual machines over PCIe have none either: that is reported and does not
-fail.
+GeForce cards have none by design, nor most virtual machines over PCIe: that is reported and does not fail.
 """
 
 from collections.abc import Callable

@@ -1,13 +1,11 @@
 """Data that plain Python makes from a seed, hands to torch, and finds again in memory without torch's help.
 
-A reference that torch computes, and a comparison that torch makes, are as wrong as the torch under test. A gigabyte of
-Python's own random words would take seconds: one block is drawn, and each later block of a tensor is the same one under
-another mask, so that no two are equal and Python can say what each of them has to hold.
+A reference that torch computes, and a comparison that torch makes, are as wrong as the torch under test. One block is
+drawn, and each later block of a tensor is the same one under another mask, so that no two are equal.
 
-Plain Python cannot compute a product of 8192^3 either. It computes a corner, and sums of 64 elements each are compared
-with sums in float64 that no matrix product takes part in (Freivalds, "Probabilistic machines can use less running
-time", 1977). Every repetition has to have the bits of that reference (NVIDIA cuBLAS documentation, Results
-reproducibility).
+Of a product of 8192^3 plain Python computes a corner, and sums of 64 elements each are compared with sums in float64
+that no matrix product takes part in (Freivalds, "Probabilistic machines can use less running time", 1977). Every
+repetition has to have the bits of that reference (NVIDIA cuBLAS documentation, Results reproducibility).
 """
 
 from __future__ import annotations

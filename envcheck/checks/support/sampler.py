@@ -1,7 +1,6 @@
 """One GPU's clocks, power, heat and reasons for slowing down, read while it works, from the driver's own library.
 
-The environment under test has torch and the standard library; nvidia-ml-py it need not have. libnvidia-ml.so.1 comes
-with the driver, so it is asked by ctypes. Names, types and codes are those of NVIDIA's NVML API reference.
+nvidia-ml-py need not be there: libnvidia-ml.so.1, which comes with the driver, is asked by ctypes.
 """
 
 from __future__ import annotations
