@@ -32,7 +32,7 @@ class Check:
 
     `level` is the first level that runs it; `seconds` what it takes, `timeout` when it is ended (both per attempt);
     `cpu_seconds` what it takes on a machine without a GPU, where that differs; `factor_at` how many times as long a
-    level takes that runs more or less of it.
+    level takes that runs more or less of it (`cpu_factor_at` without a GPU, where that differs).
     `gpus` is how many GPUs it needs at least (fewer: skip). `ranks` is 1, or 0 for one rank a GPU (a CPU: `--nproc`),
     of which it needs `least_ranks` (fewer: skip, and nothing is started).
     `signals` are the signals of the snapshot that it needs.
@@ -48,6 +48,7 @@ class Check:
     seconds: float = 0.1
     cpu_seconds: float | None = None
     factor_at: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    cpu_factor_at: Mapping[str, float] = dataclasses.field(default_factory=dict)
     timeout: float = 30.0
     gpus: int = 0
     ranks: int = 1
@@ -206,7 +207,8 @@ class Verdict:
         limit: Limit | None = None,
         **details: Any,
     ) -> Outcome:
-        """Return the outcome, with what to do; a value has the unit of its limit unless another is given."""
+        """Return the outcome, with what to do; a value has its limit's unit, and is left out where it is not finite."""
+        value = None if isinstance(value, float) and not math.isfinite(value) else value
         unit = unit or _unit(value, limit)
         return Outcome(self.status, summary, value, unit, limit, fix, details, code, culprit, self.remeasure)
 

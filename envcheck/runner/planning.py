@@ -137,11 +137,13 @@ def plan(
 def _planned(module: CheckModule, timeout: float | None, gpus: int | None, level: str) -> PlannedCheck:
     """Return a check with the seconds that one attempt takes; `gpus` is None where the machine does not show them."""
     check, names = module.check, ("level", "promise", "gpus", "ranks", "least_ranks", "performance")
-    seconds = check.cpu_seconds if gpus == 0 and check.cpu_seconds is not None else check.seconds
+    seconds, factor_at = check.seconds, check.factor_at
+    if gpus == 0 and check.cpu_seconds is not None:
+        seconds, factor_at = check.cpu_seconds, check.cpu_factor_at or factor_at
     return PlannedCheck(
         id=module.id,
         kind=module.kind,
-        seconds=seconds * check.factor_at.get(level, 1.0),
+        seconds=seconds * factor_at.get(level, 1.0),
         timeout=timeout or check.timeout,
         **{name: getattr(check, name) for name in names},
     )

@@ -185,8 +185,7 @@ def _findings(entry: Measured, may_lack: set[str]) -> Iterator[Outcome]:
         elif "off" not in result:
             yield undecided(f"{process_group.name(entry)}: {name} was not tried", code="cases.not-tried", culprit=name)
         elif not (process_group.finite(value) and 0 <= value <= limit.value):
-            error = value if process_group.finite(value) else None
-            yield _failed(entry, name, f"{name} is off by {value}", value=error, limit=limit)
+            yield _failed(entry, name, f"{name} is off by {value}", value=value, limit=limit)
 
 
 def _failed(entry: Measured, name: str, subject: str, **more: Any) -> Outcome:

@@ -164,7 +164,7 @@ def _wrong(errors: Measured) -> list[Outcome]:
         failed(
             f"compiled, the {name} is off by {error}",
             fix="update torch and triton together; run the kernels check: right there, leave torch.compile out",
-            value=error if process_group.finite(error) else None,
+            value=error,
             limit=LIMIT,
             code="compiled.wrong",
             culprit=name,

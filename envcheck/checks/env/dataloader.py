@@ -113,7 +113,8 @@ def _read(method: str, device: Any, batches: Iterator[Any]) -> Measured:
             read["workers"] |= dict(zip(map(str, makers.tolist()), seeds.tolist()))
             _compare(values.to(device, non_blocking=True), ELEMENTS[method], read)
 
-    return {**read, "died": _raised_by(honest)}
+    died = _raised_by(honest)  # it fills `read`
+    return {**read, "died": died}
 
 
 def expected(index: int, elements: int) -> bytes:

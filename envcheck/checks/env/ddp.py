@@ -269,8 +269,7 @@ def _off_gradients(ranks: Ranks) -> list[Outcome]:
     step, rank, place, value = min(off, key=lambda error: error[:3])
     code, summary = list(OFF.values())[place]
     about: dict[str, Any] = {"culprit": f"rank {rank}", "rank": rank, "step": step, "limit": LIMIT}
-    error = value if process_group.finite(value) else None
-    return [failed(f"rank {rank}, step {step}: {summary}", fix=_FIX, code=code, value=error, **about)]
+    return [failed(f"rank {rank}, step {step}: {summary}", fix=_FIX, code=code, value=value, **about)]
 
 
 def _unsent(ranks: Ranks) -> list[Outcome]:
@@ -299,9 +298,8 @@ def _hook_finding(entry: Measured, run: Measured, hook: str, world: int) -> Outc
     if off:
         step, error = off[0]
         fix = "run all-reduce: right there, train without this hook, or reinstall torch"
-        about |= {"value": error if process_group.finite(error) else None, "limit": limit}
         summary = f"{where}, step {step}: the gradient is off by {error}"
-        return failed(summary, fix=fix, code="ddp.hook-gradients", **about)
+        return failed(summary, fix=fix, value=error, limit=limit, code="ddp.hook-gradients", **about)
     if hook == "powersgd" and not (process_group.finite(run.get("compression")) and run["compression"] > 1):
         return failed(f"{where}: it compressed nothing", fix="reinstall torch", code="ddp.hook-compression", **about)
     return None

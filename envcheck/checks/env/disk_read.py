@@ -80,7 +80,9 @@ def _measured(descriptor: int, size: int) -> dict[str, Any]:
         while turn * BLOCK < written and seconds < SECONDS:
             blocks = range(turn, min(turn + ROUND, written // BLOCK))
             began = time.perf_counter()
-            counts = list(readers.map(lambda k, first=turn: _read(descriptor, buffers[k - first], k), blocks))
+            counts = list(
+                readers.map(lambda k, first=turn: os.preadv(descriptor, [buffers[k - first]], k * BLOCK), blocks)
+            )
             seconds += time.perf_counter() - began
             read += sum(counts)
             same = same and all(buffers[k - turn][:] == _block(noise, k) for k in blocks)
@@ -112,10 +114,6 @@ def _past_the_cache(descriptor: int) -> bool:
         return False
 
 
-def _read(descriptor: int, buffer: mmap.mmap, number: int) -> int:
-    return os.preadv(descriptor, [buffer], number * BLOCK)
-
-
 def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
     """Warn of a slow disk: a machine may train from memory. Fail on other bytes than were written."""
     from envcheck.checks import limits
@@ -128,7 +126,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     if isinstance(free, int) and 0 <= free < 10 * LEAST:
         return skipped(f"too little is free in {where}: {free / MIB:.0f} MiB", code="disk-read.no-space")
     read, seconds, written = (entry.get(name, math.nan) for name in ("read", "seconds", "written"))
-    if not (_positive(read) and _positive(seconds) and _positive(written) and read <= written):
+    if not (all(map(process_group.positive, (read, seconds, written))) and read <= written):
         return undecided(
             f"not measured: {read} of {written} B in {seconds} s", fix="run it again", code="disk-read.unmeasured"
         )
@@ -139,10 +137,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
             code="disk-read.data",
         )
     return _judged(entry, kind, where, limits.limit("disk-read", "warn"))
-
-
-def _positive(value: Any) -> bool:
-    return process_group.finite(value) and bool(value > 0)
 
 
 def _judged(entry: Measured, kind: Any, where: str, limit: checks.Limit) -> Outcome:

@@ -186,8 +186,6 @@ def _files(view: View, entry: Measured) -> Iterator[Outcome]:
 
 
 def _warning(name: str, text: str, value: Any, limit: Limit) -> Outcome:
-    fix, code = (
-        f"unset {name}, in the image or in the profile that sets it",
-        f"environment.{name.lower().replace('_', '-')}",
-    )
+    fix = f"unset {name}, in the image or in the profile that sets it"
+    code = f"environment.{name.lower().replace('_', '-')}"
     return warned(text, fix=fix, value=value, limit=limit, code=code, culprit=name)

@@ -148,7 +148,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
 
 
 def _findings(entry: Measured) -> list[Outcome]:
-    where, losses = f"rank {entry['rank']} on {entry['device']}", entry.get("losses") or {}
+    where, losses = process_group.name(entry), entry.get("losses") or {}
     eight, sixteen = (losses.get(dtype) or [] for dtype in ("float8", "bfloat16"))
     if len(eight) != STEPS or len(sixteen) != STEPS:
         summary = f"{where} trained {len(eight)} steps, not {STEPS}"

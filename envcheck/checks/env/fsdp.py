@@ -48,23 +48,18 @@ def measure(rank: Rank) -> Measured:
         fully_shard, why = _fully_shard(torch, device.type)
         if fully_shard is None or rank.world == 1:
             return {**where, "unsupported": why}
+        from torch.distributed.device_mesh import init_device_mesh
+
         model = training.model(torch, WIDTH, seed, device)
         right, losses = training.weights(model), list[float]()
-        sharded = _sharded(rank, model, fully_shard)
+        mesh = init_device_mesh(device.type, (rank.world,))
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh)
         for step in range(STEPS):
             batch = training.batch(torch, f"{seed} {step}", rank.world * PER_RANK, WIDTH, device)
-            losses.append(_step(torch, rank, sharded, batch))
+            losses.append(_step(torch, rank, model, batch))
             right = training.stepped(right, training.two_layers(right, *batch.rows)[1], RATE)
-        return {**where, "losses": losses, **_compared(torch, rank, sharded, right)}
-
-
-def _sharded(rank: Rank, model: Any, fully_shard: Any) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    mesh = init_device_mesh("cpu" if rank.device == "cpu" else "cuda", (rank.world,))
-    for layer in (model[0], model[2], model):
-        fully_shard(layer, mesh=mesh)
-    return model
+        return {**where, "losses": losses, **_compared(torch, rank, model, right)}
 
 
 def _step(torch: Any, rank: Rank, sharded: Any, batch: training.Batch) -> float:
@@ -140,8 +135,7 @@ def _worst(errors: list[Any]) -> float:
 def _apart(entry: Measured, kind: str, error: float) -> Outcome:
     whose = "its shard of the weights" if kind == "errors" else "what it gathered"
     who, code = f"rank {entry['rank']}", "fsdp.weights" if kind == "errors" else "fsdp.gathered"
-    value = error if process_group.finite(error) else None
-    judged: dict[str, Any] = {"value": value, "limit": LIMIT, "rank": entry["rank"]}
+    judged: dict[str, Any] = {"value": error, "limit": LIMIT, "rank": entry["rank"]}
     summary = f"{who}: {whose} is off by {error} from one process's"
     return failed(summary, fix=_FIX, code=code, culprit=who, errors=entry[kind], **judged)
 

@@ -31,6 +31,7 @@ CHECK = Check(
     seconds=28.0,  # on a GPU most of it loads kernels, once from disk
     cpu_seconds=6.0,
     factor_at={"quick": 0.3, "full": 3.0},
+    cpu_factor_at={"quick": 0.4, "full": 1.55},  # half of it starts two processes
     timeout=180.0,
     ranks=0,
     imports=("torch._dynamo",),  # by the first optimizer
@@ -308,7 +309,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
 
 
 def _findings(entry: Measured) -> Iterator[Outcome]:
-    where = f"rank {entry['rank']} on {entry['device']}"
+    where = process_group.name(entry)
     for row in entry.get("wrong") or ():
         yield _wrong(entry, where, row)
     for text in entry.get("subnormals") or ():

@@ -136,9 +136,8 @@ def _findings(pair: Pair, matrix: Any) -> list[Outcome]:
     from envcheck.checks import limits
 
     row, where, named = pair["row"], pair["where"], {"culprit": pair["where"], "matrix": matrix}
-    if not (process_group.finite(pair["rate"]) and pair["rate"] > 0):
-        summary = f"{where}: {pair['rate']} GB/s is no rate"
-        return [undecided(summary, code="speed.missing", **named)]
+    if not process_group.positive(pair["rate"]):
+        return [undecided(f"{where}: {pair['rate']} GB/s is no rate", code="speed.missing", **named)]
     value = float(pair["rate"])
     if row is None:
         return []

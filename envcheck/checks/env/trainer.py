@@ -135,10 +135,9 @@ def _losses(uninterrupted: Measured) -> list[Outcome]:
     if share <= LIMIT.value:
         return []
     summary = f"the loss does not fall: {losses[0]:.3g} at step 1, {losses[-1]:.3g} at step {STEPS}"
-    value = share if process_group.finite(share) else None
     fix = "run the kernels and amp checks; reinstall transformers and accelerate"
-    about: dict[str, Any] = {"limit": LIMIT, "losses": losses}
-    return [failed(summary, fix=fix, value=value, code="trainer.learns-nothing", **about)]
+    code = "trainer.learns-nothing"
+    return [failed(summary, fix=fix, value=share, limit=LIMIT, code=code, losses=losses)]
 
 
 def _dtypes(view: View, entry: Measured) -> list[Outcome]:

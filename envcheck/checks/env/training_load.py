@@ -132,7 +132,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
 def _untold(entry: Measured) -> process_group.Problem:
     losses, who = entry.get("losses") or [], process_group.name(entry)
     numbers = ("steps_per_second", "lasted", "peak", "total")
-    lacking = [name for name in numbers if not (process_group.finite(entry.get(name)) and entry[name] > 0)]
+    lacking = [name for name in numbers if not process_group.positive(entry.get(name))]
     if lacking or len(losses) != 2 or entry["peak"] > entry["total"]:  # noqa: PLR2004 (before and after)
         summary = f"{who} reported no {', '.join(lacking) or 'loss, or memory that cannot be'}"
         return undecided(summary, code="training.unmeasured", culprit=who)

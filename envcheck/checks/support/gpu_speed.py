@@ -292,14 +292,13 @@ def slows_down(entry: Measured, code: str, tell: Callable[..., Outcome] = warned
 
 def no_product(entry: Measured, dtype: str, error: Any) -> list[Outcome]:
     """Return the failure that a product that was verified is none, or the error that none was."""
-    where, finite = process_group.name(entry), process_group.finite(error)
+    where = process_group.name(entry)
     if error is None:
         return [undecided(f"{where} verified no {dtype} product", code="data.missing", **about(entry))]
-    if finite and 0 <= error <= exact_data.TOLERANCE.get(dtype, 0.0):
+    if process_group.finite(error) and 0 <= error <= exact_data.TOLERANCE.get(dtype, 0.0):
         return []
-    judged: dict[str, Any] = {"value": error if finite else None, "unit": "relative error"}
-    summary = f"{where}: the {dtype} product is off by {error}"
-    return [failed(summary, fix=WRONG_FIX, code="data.wrong", **judged, **about(entry))]
+    summary, unit = f"{where}: the {dtype} product is off by {error}", "relative error"
+    return [failed(summary, fix=WRONG_FIX, value=error, unit=unit, code="data.wrong", **about(entry))]
 
 
 def mostly(load: Measured, clock_reason: str) -> bool:
