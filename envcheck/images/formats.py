@@ -20,6 +20,7 @@ from envcheck.matrix.facts.model import PYTORCH, HostArch
 SHM: Final = "8g"
 JUPYTER_PORT: Final = 8888
 SSH_PORT: Final = 2222
+# A name without a registry's host is an image of the local engine.
 _HOST: Final = re.compile(r"(?:localhost|[^/]*[.:][^/]*)/")
 
 
@@ -28,25 +29,9 @@ def title(spec: ImageSpec) -> str:
     return f"PyTorch {spec.promises['torch']}, Python {spec.cell.python}, {spec.target}"
 
 
-def image(spec: ImageSpec, repository: str) -> str:
-    """Return the image's full tag."""
-    return tags.full(repository, spec)
-
-
-def of_a_registry(repository: str) -> bool:
-    """Tell whether the name begins with a registry's host; a name without one is an image of the local engine."""
-    return bool(_HOST.match(repository))
-
-
 def ports(spec: ImageSpec) -> list[int]:
     """Return the ports on which a target can listen once it was asked to."""
     return [JUPYTER_PORT, SSH_PORT] if spec.target == "jupyter" else []
-
-
-class FormatOptions(NamedTuple):
-    """What a format may need beside the specs: the repository that the images' tags name."""
-
-    repository: str
 
 
 class CellFormat(NamedTuple):
@@ -55,12 +40,12 @@ class CellFormat(NamedTuple):
     `one` says that a file is of one target of one cell; `lockless` that cells without a lock may be left out.
     """
 
-    render: Callable[[Sequence[ImageSpec], FormatOptions], str]
+    render: Callable[[Sequence[ImageSpec], str], str]
     one: bool = False
     lockless: bool = False
 
 
-def written(name: str, specs: Sequence[ImageSpec], options: FormatOptions) -> str:
+def written(name: str, specs: Sequence[ImageSpec], repository: str) -> str:
     """Return the text of the format, or raise ConfigError where it cannot hold these specs."""
     cell_format = FORMATS[name]
     unlocked = next((spec for spec in specs if not spec.locks), None)
@@ -70,15 +55,15 @@ def written(name: str, specs: Sequence[ImageSpec], options: FormatOptions) -> st
         chosen = ", ".join(f"{spec.cell} {spec.target}" for spec in specs[:3])
         message = f"--format {name} is of one target of one cell, and {len(specs)} are selected ({chosen} …)"
         raise ConfigError(message, fix="name one cell, and its --target")
-    return cell_format.render([spec for spec in specs if spec.locks], options)
+    return cell_format.render([spec for spec in specs if spec.locks], repository)
 
 
-def apptainer(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
+def apptainer(specs: Sequence[ImageSpec], repository: str) -> str:
     """Return the definition of one image."""
     (spec,) = specs
     context = {
-        "agent": "docker" if of_a_registry(options.repository) else "docker-daemon",
-        "image": image(spec, options.repository),
+        "agent": "docker" if _HOST.match(repository) else "docker-daemon",
+        "image": tags.full(repository, spec),
         "labels": {f"{LABEL_PREFIX}{name}": value for name, value in sorted(spec.promises.items())},
         "title": title(spec),
         "file": f"{spec.cell}-{spec.target}",
@@ -87,11 +72,11 @@ def apptainer(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
     return rendered("formats/apptainer.def.j2", context)
 
 
-def bake(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
+def bake(specs: Sequence[ImageSpec], repository: str) -> str:
     """Return the JSON; its variables are what a machine may set in the environment of bake."""
     document = {
         "variable": {
-            "REPOSITORY": {"default": options.repository},
+            "REPOSITORY": {"default": repository},
             "REVISION": {"default": "unknown"},
             "SOURCE_DATE_EPOCH": {"default": "0"},
             "NETWORK": {"default": "default"},
@@ -144,13 +129,13 @@ def _target(spec: ImageSpec) -> dict[str, Any]:
     }
 
 
-def _of_one(template: str, specs: Sequence[ImageSpec], options: FormatOptions) -> str:
+def _of_one(template: str, specs: Sequence[ImageSpec], repository: str) -> str:
     (spec,) = specs
     context = {
         "cell": str(spec.cell),
         "target": spec.target,
         "title": title(spec),
-        "image": image(spec, options.repository),
+        "image": tags.full(repository, spec),
         "gpus": spec.cuda is not None,
         "ports": ports(spec),
         "shm": SHM,
@@ -158,15 +143,15 @@ def _of_one(template: str, specs: Sequence[ImageSpec], options: FormatOptions) -
     return rendered(f"formats/{template}", context)
 
 
-def compose(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
+def compose(specs: Sequence[ImageSpec], repository: str) -> str:
     """Return the compose file of one image."""
-    return _of_one("compose.yaml.j2", specs, options)
+    return _of_one("compose.yaml.j2", specs, repository)
 
 
 _SASS: Final = re.compile(r"sm_([0-9]+)([0-9])[a-z]?")
 
 
-def conda(specs: Sequence[ImageSpec], _options: FormatOptions) -> str:
+def conda(specs: Sequence[ImageSpec], _repository: str) -> str:
     """Return the environment of one target of a cell."""
     (spec,) = specs
     context = {
@@ -193,9 +178,9 @@ def lowest_capability(arch_list: str) -> str | None:
     return "{}.{}".format(*min(capabilities)) if capabilities else None
 
 
-def devcontainer(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
+def devcontainer(specs: Sequence[ImageSpec], repository: str) -> str:
     """Return the JSON of one image, for .devcontainer/devcontainer.json."""
-    return _of_one("devcontainer.json.j2", specs, options)
+    return _of_one("devcontainer.json.j2", specs, repository)
 
 
 # A matrix of more jobs fails its whole workflow (docs.github.com, "Usage limits": 256 jobs a workflow run).
@@ -204,21 +189,21 @@ MOST_JOBS: Final = 256
 _RUNNERS: Final[dict[HostArch, str]] = {"x86_64": "ubuntu-24.04", "aarch64": "ubuntu-24.04-arm"}
 
 
-def github(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
+def github(specs: Sequence[ImageSpec], repository: str) -> str:
     """Return the matrix on one line, as a step's output needs it. No spec gives an empty `include`."""
     if len(specs) > MOST_JOBS:
         message = f"{len(specs)} jobs, and GitHub takes {MOST_JOBS} in one matrix"
         raise ConfigError(message, fix="select fewer cells, or one --platform or --target at a time")
-    return json.dumps({"include": [_job(spec, options) for spec in specs]}, separators=(",", ":")) + "\n"
+    return json.dumps({"include": [_job(spec, repository) for spec in specs]}, separators=(",", ":")) + "\n"
 
 
-def _job(spec: ImageSpec, options: FormatOptions) -> dict[str, Any]:
+def _job(spec: ImageSpec, repository: str) -> dict[str, Any]:
     return {
         "cell": str(spec.cell),
         "target": spec.target,
         "platform": PLATFORMS[spec.arch],
         "runner": _RUNNERS[spec.arch],
-        "tag": tags.full(options.repository, spec),
+        "tag": tags.full(repository, spec),
         "torch": spec.cell.torch,
         "variant": spec.cell.variant,
         "python": spec.cell.python,

@@ -66,8 +66,7 @@ def test_a_lock_file_that_is_missing_is_named_and_nothing_is_built(
     assert f"lacks {lacking}.lock: restore it, or run" in shown.output
     row = json.loads(run("images", CELL, "--json").output)["cells"][0]
     assert (row["locked"], row["missing"]) == (False, [f"{lacking}.lock"])
-    # The engine is not asked for: none of that name is here.
-    for command in (["build", CELL, "--engine", "docker"], ["render", CELL]):
+    for command in (["build", CELL, "--engine", "venv"], ["render", CELL]):
         ended = run(*command)
         assert isinstance(ended.exception, ConfigError), ended.output
         assert f"lacks {lacking}.lock" in str(ended.exception)

@@ -26,7 +26,6 @@ from envcheck.data import data_path, rendered
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images import engines, formats
 from envcheck.images.build_context import tool_lock
-from envcheck.images.formats import FormatOptions
 from envcheck.images.lockfile import missing
 from envcheck.images.plan import PLATFORMS
 from envcheck.images.sbom import NOT_STATED, components, cyclonedx, read
@@ -121,7 +120,7 @@ def _write(format_name: str, specs: list[ImageSpec], options: ImagesListOptions)
     if tag is not None:
         message = f"--repository {options.repository} has the tag {tag!r}, and each image has a tag of its own"
         raise ConfigError(message, fix=f"give --repository {repository}")
-    click.echo(formats.written(format_name, specs, FormatOptions(repository)), nl=False)
+    click.echo(formats.written(format_name, specs, repository), nl=False)
     for line in dict.fromkeys(str(no_lock(spec.cell, spec.arch)) for spec in specs if not spec.locks):
         cell, _, lacks = line.partition(" ")
         say(f"{cell} is left out: it {lacks}")

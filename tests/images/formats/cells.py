@@ -1,10 +1,10 @@
 """Specs of published cells for the tests of formats."""
 
-from envcheck.images.formats import FormatOptions, written
+from envcheck.images.formats import written
 from envcheck.images.spec import ImageSpec, load_spec, select
 from envcheck.matrix.file.load import load
 
-OPTIONS = FormatOptions("registry.example/ml/torch")
+REPOSITORY = "registry.example/ml/torch"
 CPU, CUDA = "torch2.13.0-cpu-py311", "torch2.8.0-cu128-py312"
 
 
@@ -13,5 +13,5 @@ def specs(*cells: str) -> list[ImageSpec]:
     return [load_spec(matrix, cell) for cell in select(matrix, cells)]
 
 
-def text(name: str, cell: str, options: FormatOptions = OPTIONS) -> str:
-    return written(name, specs(cell), options)
+def text(name: str, cell: str, repository: str = REPOSITORY) -> str:
+    return written(name, specs(cell), repository)

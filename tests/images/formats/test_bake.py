@@ -15,7 +15,7 @@ from envcheck.images.formats import written
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profiles import load as profiles
 from tests.e2e.private_engine import CannotStartError, unpacked
-from tests.images.formats.cells import CPU, CUDA, OPTIONS, specs
+from tests.images.formats.cells import CPU, CUDA, REPOSITORY, specs
 from tests.processes import ran
 
 
@@ -24,7 +24,7 @@ def baked(*cells: str) -> dict[str, Any]:
 
 
 def baked_specs(*given: ImageSpec) -> dict[str, Any]:
-    shown: dict[str, Any] = json.loads(written("bake", given, OPTIONS))
+    shown: dict[str, Any] = json.loads(written("bake", given, REPOSITORY))
     return shown
 
 
@@ -40,7 +40,7 @@ def test_each_platform_has_a_context_a_tag_and_groups_of_its_own() -> None:
     """A context holds one platform's locks, promises and uv: of the other it would build what it does not promise."""
     (spec,) = specs(CPU)
     arm = msgspec.structs.replace(spec, arch="aarch64")
-    two = json.loads(written("bake", [spec, arm], OPTIONS))
+    two = json.loads(written("bake", [spec, arm], REPOSITORY))
     of = {name: target["platforms"] for name, target in two["target"].items()}
     name = "torch2_13_0-cpu-py311-runtime"
     assert of == {name: ["linux/amd64"], f"{name}-arm64": ["linux/arm64"]}
@@ -77,7 +77,7 @@ def printed(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 
 @pytest.mark.engine
 def test_buildx_reads_the_file_as_it_is_meant(printed: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    (tmp_path / "docker-bake.json").write_text(written("bake", specs(CPU, CUDA), OPTIONS))
+    (tmp_path / "docker-bake.json").write_text(written("bake", specs(CPU, CUDA), REPOSITORY))
     write(specs(CPU), profiles.load("none"), tmp_path / CPU)
     everything = printed()
     assert len(everything["group"]["default"]["targets"]) == 2

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.images.formats import FORMATS, FormatOptions, written
+from envcheck.images.formats import FORMATS, written
 from tests.e2e.private_engine import CannotStartError, unpacked
-from tests.images.formats.cells import CPU, CUDA, OPTIONS, specs, text
+from tests.images.formats.cells import CPU, CUDA, REPOSITORY, specs, text
 from tests.processes import ran
 from tests.tables import each
 
@@ -26,9 +26,9 @@ URL = re.compile(r"https?://([^/\s]+)")
 @each("name", ONE)
 def test_a_file_is_of_one_image_that_has_a_lock(name: str) -> None:
     with pytest.raises(ConfigError, match=f"--format {name} is of one target of one cell, and 2 are selected"):
-        written(name, specs(CPU, CUDA), OPTIONS)
+        written(name, specs(CPU, CUDA), REPOSITORY)
     with pytest.raises(ConfigError, match=f"{CPU} has no lock; run `envcheck lock {CPU}`"):
-        written(name, [msgspec.structs.replace(specs(CPU)[0], locks=[])], OPTIONS)
+        written(name, [msgspec.structs.replace(specs(CPU)[0], locks=[])], REPOSITORY)
 
 
 @pytest.mark.parametrize("cell", [CPU, CUDA])
@@ -66,7 +66,7 @@ def test_compose_itself_reads_the_file_as_it_is_meant(tmp_path: Path) -> None:
     completed = ran([plugin, "config", "--format", "json"], cwd=tmp_path, env={**os.environ, "RUN_AS": "4711:100"})
     assert completed.returncode == 0, completed.stderr
     service = (shown := json.loads(completed.stdout))["services"]["torch"]
-    assert (service["image"], service["user"]) == (f"{OPTIONS.repository}:2.8.0-cu128-py312-runtime", "4711:100")
+    assert (service["image"], service["user"]) == (f"{REPOSITORY}:2.8.0-cu128-py312-runtime", "4711:100")
     assert service["shm_size"] == str(8 * 2**30)
     assert devices(shown)[0]["capabilities"] == ["gpu"]
     assert service["volumes"][0]["source"] == str(tmp_path)
@@ -84,7 +84,7 @@ def test_compose_itself_reads_the_file_as_it_is_meant(tmp_path: Path) -> None:
     ],
 )
 def test_a_name_without_a_registry_is_an_image_of_the_local_engine(repository: str, agent: str) -> None:
-    assert text("apptainer", CPU, FormatOptions(repository)).startswith(f"Bootstrap: {agent}\nFrom: {repository}:")
+    assert text("apptainer", CPU, repository).startswith(f"Bootstrap: {agent}\nFrom: {repository}:")
 
 
 def test_an_apptainer_definition_has_each_promise_and_proves_them() -> None:

@@ -8,7 +8,7 @@ import pytest
 from envcheck.errors import ConfigError
 from envcheck.images.formats import MOST_JOBS, written
 from envcheck.images.spec import ImageSpec
-from tests.images.formats.cells import CPU, OPTIONS, specs
+from tests.images.formats.cells import CPU, REPOSITORY, specs
 
 
 def spec() -> ImageSpec:
@@ -16,7 +16,7 @@ def spec() -> ImageSpec:
 
 
 def test_a_job_says_all_that_a_workflow_needs_on_one_line() -> None:
-    text = written("github", [spec(), msgspec.structs.replace(spec(), arch="aarch64")], OPTIONS)
+    text = written("github", [spec(), msgspec.structs.replace(spec(), arch="aarch64")], REPOSITORY)
     assert text.count("\n") == 1
     assert json.loads(text)["include"][1] == {
         "cell": "torch2.13.0-cpu-py311",
@@ -31,6 +31,6 @@ def test_a_job_says_all_that_a_workflow_needs_on_one_line() -> None:
 
 
 def test_more_jobs_than_github_takes_are_refused() -> None:
-    assert len(json.loads(written("github", [spec()] * MOST_JOBS, OPTIONS))["include"]) == MOST_JOBS
+    assert len(json.loads(written("github", [spec()] * MOST_JOBS, REPOSITORY))["include"]) == MOST_JOBS
     with pytest.raises(ConfigError, match="257 jobs, and GitHub takes 256"):
-        written("github", [spec()] * (MOST_JOBS + 1), OPTIONS)
+        written("github", [spec()] * (MOST_JOBS + 1), REPOSITORY)
