@@ -63,7 +63,6 @@ def _shown(row: Mapping[str, Any]) -> str:
 
 
 def _one(view: View, measured: Mapping[str, Any], row: Mapping[str, Any]) -> list[Outcome]:
-    """Return what is wrong with one extension. GPU code is looked at only where the rest fits."""
     findings = [*_unread(row), *_foreign(view, measured, row), *_python(view, measured, row)]
     findings += [*_glibc(measured, row), *conflicts(measured, row)]
     findings += [*_symbols(view, measured, row), *_libraries(view, measured, row)]

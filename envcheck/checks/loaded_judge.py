@@ -168,7 +168,6 @@ class _ExtensionJudge:
         return self._failed(text, f"{self._fitting()}; {_LOG}", code)
 
     def _gone(self, trial: Trial, error: LoaderText) -> Outcome | None:
-        """Return that another package no longer has what this one uses: a warning where it imports all the same."""
         found = GONE.search(error.text)
         module = (found[1] or found[4]) if found else ""
         name = module.partition(".")[0]
@@ -253,7 +252,6 @@ class _ExtensionJudge:
         return Lack(text, "extensions-loaded.missing-library", fix)
 
     def _most_telling(self, trial: Trial) -> Lack | None:
-        """Return why a library was refused, where an import failed and its text names nothing."""
         if trial.imported or trial.mapped:
             return None
         named = [(path, self._lack(why, trial)) for path, why in trial.refused.items()]

@@ -96,7 +96,6 @@ class _Link:
         return {"latency": statistics.median(small[1:]), "curve": curve, **wrong}
 
     def _exchanged(self, size: int) -> float:
-        """Return the seconds of one exchange; the message that came is verified after that."""
         count = size // 4
         sent, due = self._words(count, self.mine, self.to), self._words(count, self.source, self.mine)
         got = due.bitwise_not()

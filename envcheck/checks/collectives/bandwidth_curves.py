@@ -190,7 +190,6 @@ def _row(view: View, links: transports.Links, check: str, ranks: Ranks) -> _Row:
 
 
 def _all_passed(ranks: Ranks, links: transports.Links, judged: Mapping[str, Outcome], why: str) -> Outcome:
-    """Tell every collective's best; the slowest is the value, the first limit that was met stands for all."""
     speeds = ", ".join(f"{name} {outcome.value:.4g}" for name, outcome in judged.items())
     met = next((outcome.limit for outcome in judged.values() if outcome.limit), None)
     reported = "" if met else f": reported, not judged ({why})"

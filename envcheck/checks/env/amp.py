@@ -96,7 +96,6 @@ def _autocast(torch: Any, device: Any, dtype: Any) -> Any:
 
 
 def _unlike(torch: Any, device: Any, lower: Any, name: str) -> str | float:
-    """Try one operation; return which dtype it gave in place of the one it owes."""
     single = torch.ones(16, 16, device=device)
     functional, due = torch.nn.functional, lower if name in LOWER else torch.float32
     with _autocast(torch, device, lower):
@@ -146,7 +145,6 @@ def _scaler(torch: Any, device: Any) -> Any:
 
 
 def _overflow(torch: Any, device: Any, spoil: float | None) -> str | float:
-    """Step once; a gradient with `spoil` in it moves no weight and halves the scale."""
     scaler = _scaler(torch, device)
     weight = torch.nn.Parameter(torch.ones(3, device=device))
     optimizer = torch.optim.SGD([weight], lr=0.25)

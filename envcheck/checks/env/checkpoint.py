@@ -57,7 +57,6 @@ def measure(rank: Rank) -> Measured:
 
 
 def _distributed(torch: Any, device: Any, directory: Path) -> Measured:
-    """Save plain numbers by torch.distributed.checkpoint and load them; return which came back wrong, or why not."""
     if importlib.util.find_spec("torch.distributed.checkpoint") is None:
         return {"absent": f"torch {torch.__version__} as installed has no module torch.distributed.checkpoint"}
     from torch.distributed import checkpoint

@@ -223,7 +223,6 @@ def _not_waited(ranks: Ranks) -> list[Outcome]:
 
 
 def _shown(entry: Measured, first: Measured) -> bool:
-    """Return whether a rank says of the same waits as rank 0 when the late one came, if it is that, and what it saw."""
     waits = entry.get("waits") or []
     for times in waits:
         if not process_group.counts(times.get("late")) or "out" not in times:

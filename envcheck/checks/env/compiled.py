@@ -122,7 +122,6 @@ def reference(weight: training.Matrix, bias: list[float], rows: training.Matrix)
 
 
 def _telling(error: Exception) -> str:
-    """Return the line of a compiler's many that says what is wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     own = [line for line in lines if _COMPILER_ERROR.search(line)]
     return next(iter([*own, *[line for line in lines if "error" in line.lower()], *lines]), "")[:300]

@@ -102,7 +102,6 @@ def _loader(torch: Any, rank: Rank, method: str, fatal: int = -1) -> Any:
 
 
 def _read(method: str, device: Any, batches: Iterator[Any]) -> Measured:
-    """Read an epoch; return how many batches came, what is wrong in them, and which workers made them."""
     read: Measured = {"batches": 0, "wrong": 0, "shared": True, "workers": {}}
     held = []
 
@@ -155,7 +154,6 @@ def _raised_by(reading: Callable[[], None]) -> str | None:
 
 
 def _quote(error: BaseException) -> str:
-    """Return an exception's type, its first line, and its last, where the loader quotes what a worker raised."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]} {lines[-1].strip() if len(lines) > 1 else ''}".strip()[:400]
 
@@ -211,7 +209,6 @@ def _wrong_data(method: str, read: Measured) -> Outcome:
 
 
 def _kept_quiet(death: Any) -> list[Outcome]:
-    """Return the failure that nobody reported the killed worker; another exception, or a timeout, is no report."""
     if isinstance(death, str) and any(report in death for report in _REPORTS) and "timed out" not in death:
         return []
     summary = f"a killed worker was not reported{f'; the loader raised: {death}' if death else ''}"

@@ -63,7 +63,6 @@ def measure(rank: Rank) -> Measured:
 
 
 def _replica(torch: Any, rank: Rank, device: Any, seed: int) -> Any:
-    """Return the model with weights that are this rank's own until DDP sends rank 0's."""
     return training.model(torch, WIDTH, f"{seed} {rank.rank}", device)
 
 
@@ -104,7 +103,6 @@ def _off(module: Any, reference: list[list[float]]) -> float:
 
 
 def _accumulated(torch: Any, rank: Rank, device: Any, seed: int) -> Measured:
-    """Accumulate micro-batches into views of DDP's buckets; return how far gradients are off before and after."""
     model = training.wrap(rank, _replica(torch, rank, device, seed), gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.module.parameters(), lr=RATE)
     local, synchronised = [], []
@@ -168,7 +166,6 @@ def _register(torch: Any, dist: Any, model: Any, hook: str, device: Any) -> Any:
 
 
 def _hooked_step(torch: Any, rank: Rank, model: Any, seed: str, device: Any) -> float:
-    """Return the largest error of a parameter's gradient, relative to the mean norm of what the ranks sent."""
     batch = _of_low_rank(torch, seed, rank.world * PER_RANK, device)
     shares = [batch.share(r * PER_RANK, PER_RANK) for r in range(rank.world)]
     sent = [training.reference(model.module, share) for share in shares]

@@ -55,7 +55,6 @@ def measure(rank: Rank) -> Measured:
 
 
 def _place(rank: Rank) -> str:
-    """Return where the run was started, where that may be written to; else the group's own directory."""
     started = os.environ.get("PWD", "")
     return started if os.path.isdir(started) and os.access(started, os.W_OK) else rank.scratch  # noqa: PTH112 (no Path)
 
@@ -96,7 +95,6 @@ def _block(noise: bytes, number: int) -> bytes:
 
 
 def _write(descriptor: int, noise: bytes, size: int) -> int:
-    """Write until the size or the time is reached, and have all of it on the disk; return the bytes."""
     until, written = time.perf_counter() + SECONDS, 0
     while written < size and (written < LEAST or time.perf_counter() < until):
         written += os.write(descriptor, _block(noise, written // BLOCK)[written % BLOCK :])

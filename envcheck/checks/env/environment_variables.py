@@ -81,7 +81,6 @@ def measure(rank: Rank) -> Measured:
 
 
 def _proxied() -> list[str]:
-    """Return the names of this machine that programs would ask the proxy of HTTP_PROXY for."""
     if "http" not in getproxies_environment():
         return []
     return [name for name in ("localhost", "127.0.0.1") if not proxy_bypass(name)]

@@ -110,7 +110,6 @@ def _linear(torch: Any) -> Any:
 
 
 def _train(torch: Any, device: Any, task: _Fp8Task, linear: Any) -> list[float]:
-    """Train from the same weights on the same batch, products by `linear`, weights kept in fp32."""
     targets, data = (torch.tensor(rows, device=device) for rows in (task.targets, task.inputs))
     data = data.to(torch.bfloat16)
     weights = [torch.tensor(rows, device=device).requires_grad_() for rows in task.weights]

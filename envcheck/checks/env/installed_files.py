@@ -92,7 +92,6 @@ def _brought() -> set[str]:
 
 
 def _startup() -> list[str]:
-    """Return modules and .pth lines that run at every start of this Python, apart from the system's own."""
     own = (sys.base_prefix + "/lib/python", "/usr/lib/python", "/etc/python")
     sites = [Path(entry) for entry in sys.path if entry and Path(entry).is_dir() and not entry.endswith(".zip")]
     modules = [path for site in sites for name in package_files.STARTUP for path in _modules(site, name)]
@@ -129,7 +128,6 @@ def _modules(site: Path, name: str) -> list[Path]:
 
 
 def _runs(path: Path) -> bool:
-    """Return whether a .pth file runs code that is not what its known maker writes into it."""
     text = path.read_text(encoding="utf-8", errors="replace")
     known = KNOWN_PTH.get(path.name)
     if known is not None and known.fullmatch(text.strip()):

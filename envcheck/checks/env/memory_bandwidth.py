@@ -133,7 +133,6 @@ def near(ordinal: int) -> tuple[str | None, set[int]]:
 
 
 def _places(cpus: set[int]) -> list[set[int]]:
-    """Return the CPUs of each NUMA node, one of which is the slot's."""
     try:
         lists = [path.read_text(encoding="ascii") for path in sorted(NODES.glob("node*/cpulist"))]
         return [place for text in lists if (place := cpus_of(text) & cpus)] or [cpus]

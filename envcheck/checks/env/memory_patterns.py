@@ -55,7 +55,6 @@ def measure(rank: Rank) -> Measured:
 
 
 def _chunks(torch: Any, device: Any, amount: int) -> list[Any]:
-    """Return tensors that fill `amount` bytes, as far as there is that much; two at least, or torch raises."""
     size, chunks = CHUNK[device.type], list[Any]()
     while len(chunks) * size < max(amount, 2 * size):
         more = _allocated(torch, device, size // WORD, needed=len(chunks) < 2)  # noqa: PLR2004 (as promised)

@@ -74,7 +74,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 
 
 def _capabilities(variables: dict[str, str]) -> list[str]:
-    """Return what is asked for; the runtime's own default holds where nothing is."""
     named = [word.strip() for word in variables.get("NVIDIA_DRIVER_CAPABILITIES", "").split(",")]
     return [word for word in named if word] or ["compute", "utility"]
 
@@ -90,7 +89,6 @@ def _keeps_out(variables: dict[str, str]) -> list[str]:
 
 
 def _lacks(variables: dict[str, str], *, visible: bool) -> list[str]:
-    """Return what makes GPUs depend on how the container is started, or blinds what watches them."""
     lacking = []
     if "NVIDIA_VISIBLE_DEVICES" not in variables and not visible:
         text = "NVIDIA_VISIBLE_DEVICES is not set: a GPU is passed in only where the start asks for one (--gpus)"

@@ -91,7 +91,6 @@ def usual(readings: list[list[int]]) -> Link:
 
 
 def _one(view: View, entry: Measured) -> Any:
-    """Return what one GPU's link showed mostly, or the outcome where that is too little or was not read."""
     where = f"rank {entry['rank']} ({entry.get('name')}, {entry['device']})"
     readings = entry.get("readings") or []
     if not readings or not all(_sane(reading) for reading in readings):

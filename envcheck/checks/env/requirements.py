@@ -56,7 +56,6 @@ def _installed() -> tuple[dict[str, importlib.metadata.Distribution], list[str]]
 
 
 def _reader() -> Any:
-    """Return the module packaging.requirements of the first copy of `packaging` that works; None without any."""
     for name in READERS:
         with contextlib.suppress(Exception):  # absent, or damaged: the next one may do
             return importlib.import_module(f"{name}.requirements")
@@ -64,7 +63,6 @@ def _reader() -> Any:
 
 
 def _problem(reader: Any, text: str, installed: dict[str, importlib.metadata.Distribution]) -> str | None:
-    """Return what is wrong with one requirement; those of extras nobody asked for do not count."""
     try:
         requirement = reader.Requirement(text)
     except reader.InvalidRequirement:

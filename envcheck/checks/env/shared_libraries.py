@@ -78,7 +78,6 @@ def _mapped() -> list[str]:
 
 
 def _by_name(paths: Iterable[str]) -> dict[str, list[str]]:
-    """Return the files behind each name that must not be there twice; a symbolic link is no second file."""
     names: dict[str, list[str]] = {}
     for path in sorted({os.path.realpath(path) for path in paths}):
         match = TWICE.match(Path(path).name)
@@ -103,7 +102,6 @@ def _on_path(name: str = "libcuda.so*") -> list[str]:
 
 
 def _preferred() -> list[str]:
-    """Return the libraries that the loader takes before those of a wheel's RUNPATH."""
     return [*_on_path("lib*.so*"), *re.split(r"[ :]+", os.environ.get("LD_PRELOAD", "").strip())]
 
 

@@ -89,7 +89,6 @@ def _arguments(nproc: int, by_name: bool, scratch: str) -> list[str]:  # noqa: F
 
 
 def _run(command: list[str]) -> tuple[int | None, str]:
-    """Return torchrun's exit code (None: it did not end) and the end of what it printed."""
     for name in _OURS:
         os.environ.pop(name, None)
     if os.environ.get("GLOO_SOCKET_IFNAME") == "lo":
@@ -99,7 +98,6 @@ def _run(command: list[str]) -> tuple[int | None, str]:
 
 
 def _left(directory: Path, number: int) -> dict[str, Any]:
-    """Return what a rank left: {"joined": its result or None, "returned", "left"}."""
     try:
         joined = json.loads((directory / f"rank{number}.joined").read_text(encoding="ascii"))
     except (OSError, ValueError):

@@ -187,7 +187,6 @@ def _summary(ranks: Ranks) -> Outcome:
 
 
 def _one(entry: Measured) -> Measured:
-    """Return what one GPU's training came to: %, bytes, W, C, and steps a second."""
     none = (None, None, None)
     busy, power, heat = (
         gpu_speed.spread(entry["load"], name) or none for name in ("utilization", "power", "temperature")

@@ -69,7 +69,6 @@ def _between_pairs(torch: Any, dist: Any, rank: Rank, device: Any, seed: int) ->
 
 
 def _mask(seed: int, sender: int, receiver: int) -> int:
-    """Return what the words from one rank to another are under: 31 bits that no other pair has, but by chance."""
     return exact_data.source((seed << 40) + (sender << 20) + receiver).getrandbits(31)
 
 
@@ -115,7 +114,6 @@ def _wrong(entry: Measured) -> Outcome:
 
 
 def _unread(logs: transports.Logs, pairs: transports.Pairs) -> str:
-    """Return why the logs prove nothing; "" where they do."""
     silent = [rank for rank, log in logs.items() if not (process_group.finite(log.get("lines")) and log["lines"] > 0)]
     if silent:
         return f"NCCL left no log of {numbered('rank', silent)}"

@@ -150,7 +150,6 @@ class _Trial:
         self._step("end", done=True, operation=operation, mapped=self._mapped())
 
     def _loaded(self) -> dict[str, Any]:
-        """Load each library that the package has not loaded. Of a choice, one suffices."""
         loaded = self._mapped()
         held, alone, refused = {choice(path) for path in loaded}, [], {}
         for path in self.libraries:
@@ -186,7 +185,6 @@ def choice(path: str) -> str:
 
 
 def _refusal(path: str) -> str | None:
-    """Load a library, with all its symbols, in a process forked for it; return why the loader refused it, or None."""
     import ctypes
 
     reading, writing = os.pipe()

@@ -48,7 +48,6 @@ def _bus(view: View) -> Outcome:
 
 
 def _none(view: View) -> Outcome:
-    """Judge a bus without GPUs: a machine without, or a virtual one (WSL) that shows them to NVML alone."""
     driver, nvml = view.snapshot.signal("driver.kernel"), view.snapshot.signal("driver.library")
     if view.snapshot.gpus:
         return skipped("NVML shows GPUs that are not on this system's PCI bus", code="gpu-lost.not-on-bus")

@@ -82,7 +82,6 @@ def _ethernet(port: Port) -> bool:
 
 
 def _label(port: Port) -> str:
-    """Return "mlx5_0/1", as ibstat and NCCL_IB_HCA count."""
     return f"{port['device']}/{port.get('port', 1)}"
 
 

@@ -46,7 +46,6 @@ def _translates(view: View, behind: list[str]) -> Outcome:
 
 
 def _finding(view: View, address: str, over_pcie: list[Pair]) -> list[Outcome]:
-    """Return the warning of one GPU behind the IOMMU; one without a known place counts as part of any pair."""
     here = set(at(view, [address]))
     visible = [pair for pair in over_pcie if not here or here & set(uuids_of_pair(view, pair))]
     text = f"the IOMMU translates for {address}, which reaches other GPUs over PCIe ({counted(len(visible), 'pair')})"

@@ -63,7 +63,6 @@ def _limits(view: View) -> dict[str, str]:
 
 
 def _usual(values: dict[str, Any], names: dict[str, str]) -> dict[str | None, Any]:
-    """Return the most frequent value of each model's GPUs; of several the largest."""
     counts: dict[str | None, collections.Counter[Any]] = collections.defaultdict(collections.Counter)
     for gpu, value in values.items():
         counts[names.get(gpu)][value] += 1

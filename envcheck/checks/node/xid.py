@@ -77,7 +77,6 @@ def _of_gpu(view: View, xids: list[Event]) -> list[Outcome]:
 
 
 def _causes(xids: list[Event]) -> list[Event]:
-    """Return the Xids that the log only names as the cause of another one: their own lines are gone."""
     codes, causes = {int(xid["code"]) for xid in xids}, []
     for xid in xids:
         cause = _CAUSE.search(str(xid["text"])) if int(xid["code"]) == _REMOVED else None
@@ -159,7 +158,6 @@ def _driver_finding(view: View, failure: dict[str, Any]) -> Outcome:
 
 
 def _answers(view: View, bus: str) -> bool:
-    """Tell whether NVML shows a working GPU there; without an address, whether it shows any."""
     places = {slot(gpu.signal("bus_id").value) for gpu in view.snapshot.gpus if not lost(gpu)}
     return slot(bus) in places if bus else bool(places)
 

@@ -231,7 +231,6 @@ def error(torch: Any, left: Any, lines: Any, product: Any) -> float:
 
 
 def _product(left: list[float], lines: list[float], inner: int) -> list[float]:
-    """Return left (rows x inner) times the transpose of `lines` (columns x inner), in plain Python."""
     columns = [lines[start : start + inner] for start in range(0, len(lines), inner)]
     rows = (left[start : start + inner] for start in range(0, len(left), inner))
     return [sum(map(mul, row, column)) for row in rows for column in columns]

@@ -136,7 +136,6 @@ def compare(files: Iterable[RecordedFile]) -> dict[str, Any]:
 
 
 def _state(listed: RecordedFile) -> tuple[str, int]:
-    """Return what is wrong with a file ("" for nothing), and its size."""
     if not listed.algorithm or not listed.digest:
         return ("without" if listed.path.exists() else "missing"), 0
     try:
