@@ -27,7 +27,7 @@ from packaging.version import Version
 from envcheck.errors import NotFoundError, UnavailableError, refuse
 from envcheck.mirrors.fetch.request import NoSourceError, try_sources
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.net.network_errors import NetworkError, is_missing
+from envcheck.mirrors.net.network_errors import NetworkError, fail, is_missing
 from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.net.waits import map_in_threads
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, host_of, network_indexes
@@ -86,10 +86,9 @@ def parse_page(body: Iterable[bytes], kind: str, url: str) -> list[IndexFile]:
         if text.count(b'"filename"') > _MOST:
             raise _too_many_error()
         return [_parse_entry(entry, url) for entry in msgspec.json.decode(text)["files"]]
-    except (RecursionError, KeyError, TypeError, AttributeError, AssertionError, ValueError) as error:
+    except (RecursionError, KeyError, TypeError, AttributeError, AssertionError, ValueError):
         # Python's parser of HTML raises two of them for a bad `<![` and for a character reference with many digits.
-        message = f"its page is not {'PEP 691 JSON' if 'json' in kind else 'valid HTML'}"
-        raise NetworkError(message) from error
+        fail(f"its page is not {'PEP 691 JSON' if 'json' in kind else 'valid HTML'}")
 
 
 def _parse_html(chunks: Iterable[bytes], url: str) -> list[IndexFile]:
@@ -99,8 +98,7 @@ def _parse_html(chunks: Iterable[bytes], url: str) -> list[IndexFile]:
         for at in range(0, len(chunk), _FED):
             reader.feed(decoder.decode(chunk[at : at + _FED]))
             if len(reader.rawdata) > _LONGEST_TAG:
-                message = f"its page has a tag of more than {_LONGEST_TAG} characters"
-                raise NetworkError(message)
+                fail(f"its page has a tag of more than {_LONGEST_TAG} characters")
     return reader.files
 
 

@@ -30,6 +30,7 @@ from envcheck.mirrors.net.network_errors import (
     NetworkError,
     SlowError,
     StatusError,
+    fail,
     is_missing,
     joined_advice,
 )
@@ -356,8 +357,7 @@ class FileDownload:
             answer.demand_ok()
             length = file_size(answer.status, answer.headers)
             if self._target.size is not None and length not in {None, self._target.size}:
-                message = f"its file has {length} bytes, not {self._target.size}"
-                raise NetworkError(message)
+                fail(f"its file has {length} bytes, not {self._target.size}")
             self.size = _known_size(self._target.expected if length is None else length, answer)
             disk.reserve(self._file, self.size, self._part)
             hasher, at = self._target.hasher(self.size), 0
@@ -374,8 +374,7 @@ class FileDownload:
             broken.retry = not self._is_over()
             raise broken
         if hasher.hexdigest() != self._target.digest:
-            message = "its file has another hash"
-            raise _WrongHashError(message)
+            fail("its file has another hash", kind=_WrongHashError)
         for source in self._sources:
             source.gave = self.size if source.url == url else 0
 
@@ -429,6 +428,5 @@ class FileDownload:
 
 def _known_size(size: int | None, answer: HttpResponse) -> int:
     if size is None:
-        message = f"it answers {answer.status} without the size of the file"
-        raise NetworkError(message)
+        fail(f"it answers {answer.status} without the size of the file")
     return size

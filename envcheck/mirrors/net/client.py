@@ -21,7 +21,7 @@ from urllib3.util import Timeout, make_headers
 from envcheck import __version__
 from envcheck.errors import refuse
 from envcheck.mirrors.net.credentials import Login, logins, named_hosts
-from envcheck.mirrors.net.network_errors import NetworkError, SlowError, network_error, proxy_variable
+from envcheck.mirrors.net.network_errors import NetworkError, SlowError, fail, network_error, proxy_variable
 from envcheck.mirrors.net.responses import POOLS, HttpResponse, within
 from envcheck.mirrors.net.urls import origin_of, proxy_login, proxy_of, redirect_target
 from envcheck.mirrors.profiles.model import Profile, host_of
@@ -116,8 +116,7 @@ class Client:
             raise NetworkError(message, "add the host to the profile, or remove `closed` from the profile")
         rounds, last, reason = self._silent.get(host_of(url), (0, 0.0, ""))
         if rounds >= _ROUNDS and time.monotonic() - last < _WHILE:
-            message = f"{reason}, again and again"
-            raise SlowError(message)
+            fail(f"{reason}, again and again", kind=SlowError)
         began = time.monotonic()
         try:
             sent = {"User-Agent": f"envcheck/{__version__}", "Accept-Encoding": "identity", **request.headers}
@@ -180,8 +179,7 @@ def _next_hop(request: _SentRequest, url: str, target: str, status: int) -> str:
     except ValueError as error:
         raise NetworkError(str(error)) from error
     if request.method not in _BODILESS and (status not in _REPEATING or origin_of(location) != origin_of(url)):
-        message = f"{host_of(url)} redirects a {request.method} to {host_of(location)}, which is not followed"
-        raise NetworkError(message)
+        fail(f"{host_of(url)} redirects a {request.method} to {host_of(location)}, which is not followed")
     return location
 
 
@@ -190,10 +188,9 @@ def _proxied(proxy: str, options: dict[str, Any], *, secure: bool) -> urllib3.Pr
         return urllib3.ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=proxy_login(proxy)), **options)
     except urllib3.exceptions.ProxySchemeUnknown:
         raise
-    except (ValueError, urllib3.exceptions.HTTPError) as error:
+    except (ValueError, urllib3.exceptions.HTTPError):
         name = proxy_variable("https" if secure else "http")
-        message = f"the proxy's URL in {name} is invalid"
-        raise NetworkError(message, f"write {name}=http://HOST:PORT, or add the host to no_proxy") from error
+        fail(f"the proxy's URL in {name} is invalid", f"write {name}=http://HOST:PORT, or add the host to no_proxy")
 
 
 def _trust(ca: Path | None) -> ssl.SSLContext:

@@ -8,7 +8,7 @@ import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NoReturn
 
 import urllib3
 
@@ -64,6 +64,11 @@ class NetworkError(Exception):
     def __init__(self, message: str = "", fix: str = "") -> None:
         super().__init__(message)
         self.fix = fix
+
+
+def fail(message: str, fix: str = "", *, kind: type[NetworkError] = NetworkError) -> NoReturn:
+    """Raise an error of this kind."""
+    raise kind(message, fix)
 
 
 class BrokenError(NetworkError):

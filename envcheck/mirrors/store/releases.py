@@ -83,7 +83,10 @@ def release(store: Store, contents: Contents, *, keep: int, merge: bool = True) 
         _remove(draft)
         try:
             manifest = _write_tree(store, contents, draft)
-            if served is not None and _is_whole_copy(_folder(store) / str(served), draft, manifest):
+            whole = _folder(store) / str(served)
+            same = (whole / MANIFEST).is_file() and (whole / MANIFEST).read_bytes() == (draft / MANIFEST).read_bytes()
+            # Compares sizes, no hashes.
+            if served is not None and same and not any(_difference(whole / file.path, file) for file in manifest.files):
                 return ReleasedVersion(served, new=False)
             draft.rename(_folder(store) / str(number))
         finally:
@@ -93,12 +96,6 @@ def release(store: Store, contents: Contents, *, keep: int, merge: bool = True) 
         for old in [n for n in numbers(store)[:-keep] if n != served]:
             _remove(_folder(store) / str(old))
         return ReleasedVersion(number, new=True)
-
-
-def _is_whole_copy(root: Path, draft: Path, manifest: Manifest) -> bool:
-    """Tell whether a version has this draft's manifest and all of its files; compares their sizes, no hashes."""
-    same = (root / MANIFEST).is_file() and (root / MANIFEST).read_bytes() == (draft / MANIFEST).read_bytes()
-    return same and not any(_difference(root / file.path, file) for file in manifest.files)
 
 
 def _write_tree(store: Store, contents: Contents, draft: Path) -> Manifest:
