@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from envcheck.data import rendered
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Credential, Index, Profile, hf_environment, host_of
 
 
@@ -70,8 +70,10 @@ def render(profile: Profile, format_name: str, options: RenderOptions) -> Client
     """Return the settings of one client. Raise ConfigError if the profile has nothing for it."""
     settings = settings_of(profile, format_name, options)
     if not settings.files:
-        message = f"{profile.name}: {'; '.join([f'the profile sets nothing for {format_name}', *settings.notes])}"
-        raise ConfigError(message, fix="see `envcheck mirror show` for what it sets, or pass another profile")
+        refuse(
+            f"{profile.name}: {'; '.join([f'the profile sets nothing for {format_name}', *settings.notes])}",
+            "see `envcheck mirror show` for what it sets, or pass another profile",
+        )
     return settings
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.mirrors import index as simple_api
 from envcheck.mirrors.index import python_index, pytorch_index
 from envcheck.mirrors.net.client import Client
@@ -38,8 +38,10 @@ def indexes(profile: Profile, parts: Sequence[Part]) -> list[SiteIndex]:
         default = python_index if part == "pypi" else pytorch_index
         sources = network_indexes(profile.indexes(part), closed=profile.closed)
         if not sources:
-            message = f"{profile.name} is closed and names no index under `{part}:`"
-            raise ConfigError(message, fix="name one, remove `closed`, or pass --no-pytorch if that is missing")
+            refuse(
+                f"{profile.name} is closed and names no index under `{part}:`",
+                "name one, remove `closed`, or pass --no-pytorch if that is missing",
+            )
         url = default() if sources[0].url == CLIENT_DEFAULT else sources[0].url
         found.append(SiteIndex(part=part, url=url.partition(_VARIANT)[0].rstrip("/")))
     return found
@@ -76,8 +78,10 @@ def machine_roots() -> str:
     """Return the path of this machine's roots in PEM, which verify upstream certificates."""
     path = system_roots({})
     if path is None:
-        message = "no CA certificates on this machine"
-        raise ConfigError(message, fix="install ca-certificates, or name a bundle under `ca:` in a mirror profile")
+        refuse(
+            "no CA certificates on this machine",
+            "install ca-certificates, or name a bundle under `ca:` in a mirror profile",
+        )
     return str(path)
 
 
@@ -95,8 +99,10 @@ def cache_sizes(root: Path, cache_size: int | None, min_free: int | None) -> tup
     disk = shutil.disk_usage(next(path for path in (root, *root.parents) if path.exists()))
     for name, size in (("--cache-size", cache_size), ("--min-free", min_free)):
         if size is not None and size > disk.total:
-            message = f"{name} {size} is more than the whole disk, {disk.total} bytes"
-            raise ConfigError(message, fix="pass less, or remove the option for a share of the disk")
+            refuse(
+                f"{name} {size} is more than the whole disk, {disk.total} bytes",
+                "pass less, or remove the option for a share of the disk",
+            )
     size = int(disk.total * _CACHE) if cache_size is None else cache_size
     return size, int(disk.total * _KEPT_FREE) if min_free is None else min_free
 

@@ -337,20 +337,17 @@ class FileDownload:
                     left = (piece + 1) * self._piece - part.at
                     head, fresh = fresh[:left], fresh[left:]
                     disk.write(self._file, head, part.at)
-                    self._arrived(part.source, piece, len(head))
                     part.at += len(head)
+                    with self._changed:
+                        self.moved += len(head)
+                        self._present += len(head)
+                        part.source.gave += len(head)
+                        self._lacking[piece] -= len(head)
+                        if not self._lacking[piece]:
+                            self._changed.notify_all()
                 if part.at == part.stop or self._is_over():
                     return
         raise BrokenError(_CUT)
-
-    def _arrived(self, source: _Source, piece: int, size: int) -> None:
-        with self._changed:
-            self.moved += size
-            self._present += size
-            source.gave += size
-            self._lacking[piece] -= size
-            if not self._lacking[piece]:
-                self._changed.notify_all()
 
     def _fetch_whole(self, url: str) -> None:
         with self._answer(url, {}) as answer:

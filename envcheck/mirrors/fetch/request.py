@@ -135,13 +135,8 @@ def try_sources(
                 return attempt(url), url
             except NetworkError as error:  # noqa: PERF203 (a request takes longer)
                 reasons[url] = error
-        left = [url for url in left if _may_retry(reasons[url], waited, tries)]
+        able = [url for url in left if reasons[url].retry and waited + (reasons[url].after or 0.0) <= LONGEST_WAIT]
+        left = [url for url in able if not isinstance(reasons[url], SlowError) or tries < SLOW_ANSWERS]
         if not left:
             break
     raise NoSourceError(reasons)
-
-
-def _may_retry(error: NetworkError, waited: float, tries: int) -> bool:
-    if not error.retry or waited + (error.after or 0.0) > LONGEST_WAIT:
-        return False
-    return not (isinstance(error, SlowError) and tries >= SLOW_ANSWERS)

@@ -113,7 +113,11 @@ def load(name: str | Path) -> Profile:
     if plain is not None:
         return plain
     if name == "user":
-        return _load_user_choice()
+        try:
+            return load(model.read_choice() or "none")
+        except ConfigError as error:
+            fix = f"correct it, or remove the choice with `envcheck mirror use none` ({model.choice_path()})"
+            raise ConfigError(error.message, fix=fix) from error
     if name == "host":
         return _check_files(host_profile(), lambda key_path: f"this machine's configuration: {key_path[2:]}")
     if name in presets():
@@ -139,14 +143,6 @@ def _unknown_profile(name: str) -> ConfigError:
     return ConfigError(
         f"no mirror profile {shown!r}", fix=f"did you mean {' or '.join(map(repr, near))}?" if near else fix
     )
-
-
-def _load_user_choice() -> Profile:
-    try:
-        return load(model.read_choice() or "none")
-    except ConfigError as error:
-        fix = f"correct it, or remove the choice with `envcheck mirror use none` ({model.choice_path()})"
-        raise ConfigError(error.message, fix=fix) from error
 
 
 def parse(data: bytes, path: Path) -> Profile:
@@ -195,8 +191,10 @@ def _read_mapping(data: bytes, path: Path, kind: str) -> tuple[dict[Any, Any], L
 
     for key_path, _, text in rows:
         if has_userinfo(text):
-            message = f"{locate(key_path)}: a user or password in {redacted(text)}"
-            raise ConfigError(message, fix="move it to a netrc file, and name the file under `netrc:`")
+            refuse(
+                f"{locate(key_path)}: a user or password in {redacted(text)}",
+                "move it to a netrc file, and name the file under `netrc:`",
+            )
     return value, locate
 
 
@@ -217,8 +215,10 @@ def _read_yaml(data: bytes, path: Path) -> tuple[list[tuple[str, int, str]], Any
             if depth > _DEEPEST:
                 refuse(f"{line}: nested more than {_DEEPEST} deep", "close the brackets, or correct the indentation")
             if isinstance(event, yaml.AliasEvent):
-                message = f"{line}: YAML aliases are not supported"
-                raise ConfigError(message, fix="write the value out, or quote a text that begins with *")
+                refuse(
+                    f"{line}: YAML aliases are not supported",
+                    "write the value out, or quote a text that begins with *",
+                )
         node = yaml.compose(data, Loader=yaml.SafeLoader)
         rows = list(_walk(node, path))
         return rows, None if node is None else yaml.SafeLoader("").construct_document(node)
@@ -255,8 +255,10 @@ def _walk(node: yaml.Node | None, path: Path, at: str = "$") -> Iterator[tuple[s
             if key.tag != _TEXT_TAG:
                 refuse(f"{path}:{line}: {_shown(at)}: a key that is not text", "quote the key, or correct it")
             if key.value in first_lines:
-                message = f"{path}:{line}: {_shown(below)}: duplicate key, first in line {first_lines[key.value]}"
-                raise ConfigError(message, fix="join the two, or remove one")
+                refuse(
+                    f"{path}:{line}: {_shown(below)}: duplicate key, first in line {first_lines[key.value]}",
+                    "join the two, or remove one",
+                )
             first_lines[key.value] = line
             yield from _walk(value, path, below)
             yield below, line, ""
@@ -415,13 +417,17 @@ def _check_files(profile: Profile, locate: LocateKey) -> Profile:
         files |= {f"$.credentials.{host}.{key}": getattr(secret, key) for key in ("password_file", "token_file")}
     for key_path, file in files.items():
         if file is not None and (why := _not_a_file(Path(file))):
-            message = f"{locate(key_path)}: {file if file.isprintable() else repr(file)} {why}"
-            raise ConfigError(message, fix="name a file on this machine")
+            refuse(
+                f"{locate(key_path)}: {file if file.isprintable() else repr(file)} {why}",
+                "name a file on this machine",
+            )
     if profile.ca is not None:
         content = Path(profile.ca).read_text(errors="replace")
         if "BEGIN CERTIFICATE" not in content or "PRIVATE KEY" in content:
-            message = f"{locate('$.ca')}: {profile.ca} must hold PEM certificates and no private key"
-            raise ConfigError(message, fix="use a PEM bundle of certificates")
+            refuse(
+                f"{locate('$.ca')}: {profile.ca} must hold PEM certificates and no private key",
+                "use a PEM bundle of certificates",
+            )
     return profile
 
 

@@ -16,7 +16,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from envcheck.counting import counted
-from envcheck.errors import ConfigError, PromiseError, UnavailableError
+from envcheck.errors import PromiseError, UnavailableError, refuse
 from envcheck.mirrors.store import tree
 from envcheck.mirrors.store.objects import READ_ONLY, Store, StoredObject, digest_or_none, sync_folder
 from envcheck.mirrors.store.tree import Contents
@@ -133,8 +133,10 @@ def rollback(store: Store) -> int:
     served = current(store)
     older = [number for number in numbers(store) if served is not None and number < served]
     if not older:
-        message = f"{store.root}: there is no version before {'the first' if served is None else served}"
-        raise ConfigError(message, fix="see `envcheck store versions`")
+        refuse(
+            f"{store.root}: there is no version before {'the first' if served is None else served}",
+            "see `envcheck store versions`",
+        )
     for file in read_manifest(store, older[-1]).files:
         path = _folder(store) / str(older[-1]) / file.path
         problem = _difference(path, file)
