@@ -274,10 +274,7 @@ def has_libraries(name: str, version: str) -> bool:
 
 
 def fitting_release(view: View, measured: Mapping[str, Any], name: str, installed: str = "") -> str:
-    """Return how to install the newest release of an extension that fits this environment, else where to look.
-
-    `installed` is the version that is there: if it is the one that fits, its files are not what they should be.
-    """
+    """Return how to install the newest release that fits here, else where to look; `installed` is what there is."""
     torch = str(measured.get("torch") or "")
     look = f"see `envcheck resolve --with {name} --torch {torch.partition('+')[0]}`" if torch else "install torch first"
     extension, place = facts().find(name), _place(view, measured, torch)

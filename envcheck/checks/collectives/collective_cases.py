@@ -80,11 +80,7 @@ def reduced(kind: Kind, vectors: Sequence[Sequence[int]]) -> list[int]:
 
 
 def slack(kind: Kind) -> float:
-    """Return by how much a result may differ: nothing, but for an average of floats by what is no power of two.
-
-    NCCL multiplies each term by 1/n before it adds (ncclAvg, NCCL user guide), and both are rounded: at most n + 2
-    roundings of the sum of sizes, each of half a unit in the last place.
-    """
+    """Return by how much a result may differ: an average of floats by n + 2 roundings (ncclAvg, NCCL user guide)."""
     if kind.operation != "average" or kind.dtype not in FLOATS or kind.world & (kind.world - 1) == 0:
         return 0.0
     return (kind.world + 2) * bound(kind) * kind.world / EXACT[kind.dtype]

@@ -278,10 +278,7 @@ def _rate(view: View) -> float | None:
 
 
 def _of_one(gpu: Any) -> float | None:
-    """Return what a GPU's NVLinks together, or else its PCIe slot, carry one way in GB/s; None where NVML cannot tell.
-
-    A virtual machine's slot is what its hypervisor made up.
-    """
+    """Return what a GPU's links carry one way in GB/s; None where NVML cannot tell, as of a virtual machine's slot."""
     read = gpu.signal("nvlinks_active")
     links, speed, gen, width = (
         gpu.signal(name).value for name in ("nvlinks_active", "nvlink_speed", "pcie_gen_max", "pcie_width_max")

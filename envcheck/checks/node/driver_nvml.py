@@ -35,10 +35,7 @@ def judge(view: View) -> Outcome:
 
 
 def _one_side(view: View, kernel: Signal, nvml: Signal, refused: str | None) -> Outcome:
-    """Judge a system that shows one side only: WSL2 has no kernel module, sandboxes and containers may hide it.
-
-    NVML refuses to open on another version than its own, so one that lists GPUs is of the module's version.
-    """
+    """Judge a system that shows one side only, as WSL2 and containers do; NVML opens on its own version alone."""
     version, wsl = view.snapshot.signal("driver.version").value, matrix_facts.wsl(view)
     both_known = wsl or view.snapshot.signal("driver.libcuda").value == nvml.value
     if view.snapshot.gpus and version is not None and not refused and both_known:

@@ -91,10 +91,7 @@ def _lie(key: str, promise: str, measured: Any) -> list[Outcome]:
 
 
 def _misnamed(view: View) -> list[Outcome]:
-    """Return where cell, variant or driver floor is not that of the torch, CUDA and Python which are promised beside.
-
-    These are compared with what is installed; where one is not promised, what is installed takes its place.
-    """
+    """Return where cell, variant or driver floor is not that of the torch, CUDA and Python promised or installed."""
     stated = {key: view.promises.get(key, "unknown") for key in ("torch", "cuda", "python")}
     torch, cuda, python = (_word(view.environment.get(k)) if v == "unknown" else v for k, v in stated.items())
     version, _, label = torch.partition("+")

@@ -36,10 +36,7 @@ def board(name: str) -> dict[str, Any] | None:
 
 
 def judge(view: View) -> Outcome:
-    """Fail where GPUs of a node differ; warn where all have less than their board and are no virtual machine's.
-
-    Bridges on PCIe boards are bought in pairs: there only GPUs with a bridge are compared.
-    """
+    """Fail where GPUs of a node differ (by bridge: those that have one); warn where all have less than their board."""
     links = read(view, "nvlinks")
     if read(view, "mig_mode").where(lambda mode: mode == "on"):
         return skipped("MIG is on: its instances do not use NVLink", code="gpu.mig")

@@ -201,10 +201,7 @@ def _batch(index: int) -> tuple[Matrix, Matrix]:
 
 
 class Training:
-    """A model with parameters and buffers, an optimizer with state and a random number generator.
-
-    Weights and data come from Python's generator: torch's own draws nothing but the dropout, whose state is under test.
-    """
+    """A model with buffers, an optimizer with state and torch's generator, which draws nothing but the dropout."""
 
     def __init__(self, torch: Any, device: Any, seed: int) -> None:
         nn = torch.nn
