@@ -160,9 +160,8 @@ class Run:
     @property
     def mode(self) -> Mode:
         """Return what the ranks run on: "gpu" once CUDA shows a device to torch, "unknown" before that is asked."""
-        if "device_count" not in self.environment:
-            return "unknown"
-        return "gpu" if self.environment["device_count"] else "cpu"
+        count = self.environment.get("device_count")
+        return "unknown" if count is None else "gpu" if count else "cpu"
 
     @property
     def view(self) -> View:
@@ -204,7 +203,6 @@ def _devices(environment: Mapping[str, Any]) -> str:
 
 
 def _times(plan: Plan, done: Mapping[str, OutcomeRow]) -> dict[str, int]:
-    """Return how often each check of a plan has come to an outcome."""
     return {check.id: done[check.id].rounds if check.id in done else 0 for check in plan.checks}
 
 

@@ -365,7 +365,6 @@ def _excused_busy(view: View, finding: Outcome) -> Outcome:
 
 
 def _other_users(view: View, outcome: Outcome) -> list[gpu_readings.GpuUser]:
-    """Return the users of the GPU that the outcome blames, or of all that torch sees where it blames none."""
     if view.mode != "gpu":
         return []
     devices = view.environment.get("devices") or []
@@ -393,9 +392,9 @@ def _without_p2p(outcome: Outcome, of: Evidence) -> Outcome:
     ran_so = of.details.get("ran_with") == _OFF and not of.details.get("hung")
     if not ran_so or of.found.check.probe or outcome.status == SKIP:
         return outcome
-    excused = _each(outcome, _excused_without_p2p)
-    said = dataclasses.replace(outcome, summary=f"{outcome.summary}; with {_OFF_WORDS}")
-    return excused if excused is not outcome else said
+    if (excused := _each(outcome, _excused_without_p2p)) is not outcome:
+        return excused
+    return dataclasses.replace(outcome, summary=f"{outcome.summary}; with {_OFF_WORDS}")
 
 
 def _excused_without_p2p(finding: Outcome) -> Outcome:

@@ -43,6 +43,11 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         """Tell whether other nodes take part."""
         return self.nodes != 1
 
+    @property
+    def possible(self) -> bool:
+        """Tell whether its numbers agree with each other."""
+        return 0 <= self.rank < self.world and 0 <= self.local_rank < self.local_world <= self.world
+
 
 # The variables of rank and world, then of the rank's number on its node, of that node's ranks, of the node, and of the
 # nodes, as far as a launcher says so. In this order: mpirun and torchrun may run inside a step of Slurm, whose
@@ -71,7 +76,7 @@ def place(environ: Mapping[str, str]) -> Place:
     a node of several. A group of one node, such as `srun -N4 torchrun --standalone`, is on the node of what is around.
     """
     launched, around = _from_environment(environ), _allocated(environ)
-    if launched is None or _impossible(launched):
+    if launched is None or not launched.possible:
         return around
     if launched.launcher == "slurm":
         return launched
@@ -92,7 +97,7 @@ def complaints(environ: Mapping[str, str]) -> list[str]:
     if tasks and not _TASKS.fullmatch(tasks):
         wrong.append(f"SLURM_STEP_TASKS_PER_NODE={tasks!r} is not a list of numbers, such as 4(x2),1")
     launched = _from_environment(environ)
-    if launched is not None and _impossible(launched):
+    if launched is not None and not launched.possible:
         ranks = f"rank {launched.rank} of {launched.world}, local rank {launched.local_rank} of {launched.local_world}"
         wrong.append(f"the variables of {launched.launcher} contradict each other: {ranks}")
     return wrong
@@ -103,12 +108,6 @@ def _from_environment(environ: Mapping[str, str]) -> Place | None:
         next(filter(None, (_ranks(environ, *row) for row in _STARTS_RANKS)), None)
         or _slurm(environ)
         or next(filter(None, (_ranks(environ, *row) for row in _STARTS_NODES)), None)
-    )
-
-
-def _impossible(launched: Place) -> bool:
-    return not (
-        0 <= launched.rank < launched.world and 0 <= launched.local_rank < launched.local_world <= launched.world
     )
 
 
@@ -174,7 +173,6 @@ def _tasks_here(environ: Mapping[str, str]) -> int | None:
 
 
 def _allocated(environ: Mapping[str, str]) -> Place:
-    """Return the group of one, on the node of the allocation, indexed Job or PyTorchJob around this process."""
     index = _number(environ, "JOB_COMPLETION_INDEX")
     if index is not None:
         return Place(node=_node(environ), node_rank=index, nodes=0)

@@ -114,7 +114,6 @@ def outcome_row(
 
 
 def _last_words(event: Event, status: str) -> str:
-    """Return what each rank said last; of a check that was lost with the worker, what the worker did."""
     if event["event"] == "done":
         return "\n".join(f"[rank {rank}] {line}" for rank, log in enumerate(event["logs"]) for line in last_lines(log))
     return "\n".join(last_lines(str(event.get("log", "")))) if status == ERROR else ""

@@ -75,7 +75,6 @@ def _id(stem: str) -> str:
 
 
 def _own(site: Path, kind: Kind, wrong: list[ConfigError]) -> list[CheckModule]:
-    """Return the checks of a site's directory; `wrong` gets the error of each file that is none."""
     modules = []
     for path in sorted(p for p in (site / kind).glob("*.py") if not p.name.startswith("_")):
         try:
@@ -135,7 +134,6 @@ def plan(
 
 
 def _planned(module: CheckModule, timeout: float | None, gpus: int | None, level: str) -> PlannedCheck:
-    """Return a check with the seconds that one attempt takes; `gpus` is None where the machine does not show them."""
     check, names = module.check, ("level", "promise", "gpus", "ranks", "least_ranks", "performance")
     seconds, factor_at = check.seconds, check.factor_at
     if gpus == 0 and check.cpu_seconds is not None:

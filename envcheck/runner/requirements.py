@@ -119,7 +119,6 @@ def read(source: str, matrix: Matrix | None = None) -> Requirements:
 
 
 def _problems(requirements: Requirements, matrix: Matrix) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong in a file whose types are right, and what to do."""
     tables = {name: getattr(requirements, name) for name in ("gpu", "driver", "host", "network")}
     if all(table is None or table == type(table)() for table in tables.values()):
         yield " contains no requirements", _ALL_SETTINGS  # it would let every node pass
@@ -264,7 +263,6 @@ def _driver(source: str, demand: DriverDemand, driver: list[Any], _: View) -> Ou
 
 
 def _of_ranks(*names: str) -> Values:
-    """Read these of every rank's `values`; one that a rank does not have is None."""
     return lambda row: [_table(rank, "values").get(name) for rank in row.ranks for name in names]
 
 
@@ -334,7 +332,6 @@ def hold_demands(demands: Iterable[Demand], outcomes: Mapping[str, OutcomeRow]) 
 
 
 def _judged(required: Demand, row: OutcomeRow | None) -> Outcome:
-    """Judge the worst of what was measured; anything but a finite positive number was not."""
     lacking, values = _lacking(required, row), list(required.values(row)) if row else []
     if not lacking and (not values or not all(_number(value) and value > 0 for value in values)):
         lacking = f"{required.of} measured no {required.what} ({str(values)[:60]})"

@@ -179,23 +179,21 @@ def ending(event: Event, log: str, unwritable: str, *, importing: bool, own_limi
     """Say how a worker came to its end, and what it did then."""
     if event["event"] == "end":
         return "the worker ended without a message"
+    if "unreadable" in event:
+        return f"the worker's results cannot be read: {event['unreadable']}"
     if event["event"] == "silent":
-        unreadable = event.get("unreadable")
-        what = f"the worker's results cannot be read: {unreadable}"
-        return what if unreadable else "the worker stopped answering and was ended"
-    if importing and event.get("signal") == "SIGALRM":
-        text = f"importing torch took longer than {IMPORT_TIMEOUT:g} s"
-        return process_limits.explained(text) if own_limits else text
+        return "the worker stopped answering and was ended"
     manner = f"died of {event['signal']}" if "signal" in event else f"exited with code {event['code']}"
     last = process_limits.telling_line(log) if own_limits else next(reversed(log.strip().splitlines()), "")
     if unwritable:
         last = f"its directory for temporary files takes nothing more: {unwritable}"
     text = f"the worker {manner}{' while importing torch' if importing else ''}{': ' if last else ''}{last}"
+    if importing and event.get("signal") == "SIGALRM":
+        text = f"importing torch took longer than {IMPORT_TIMEOUT:g} s"
     return process_limits.explained(text) if own_limits else text
 
 
 def _limit(event: Event, limits: Mapping[str, float]) -> float:
-    """Return the seconds that a check may take: its own limit, or what the worker stretched it to."""
     limit, stretched = limits.get(str(event.get("id")), _OVER), event.get("limit")
     return min(max(limit, stretched), limit * MOST_STRETCH) if isinstance(stretched, (int, float)) else limit
 
@@ -213,7 +211,6 @@ def _read(path: Path, position: int) -> tuple[list[Event], int]:
 
 
 def _event(line: bytes) -> Event | None:
-    """Return an event, or None for a line that a full disk cut off."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):

@@ -85,11 +85,10 @@ def run(directory: Path, plan: dict[str, Any]) -> None:
             continue
         if check["seconds"] <= nursery.left():
             nursery.prepare(check["imports"], facts)
-        left = nursery.left()
-        if check["seconds"] > left:
-            nursery.events.emit("left-out", id=check["id"], left=round(left, 1))
-        else:
+        if check["seconds"] <= (left := nursery.left()):
             nursery.check(check, facts)
+        else:
+            nursery.events.emit("left-out", id=check["id"], left=round(left, 1))
     nursery.events.emit("end")
 
 
@@ -133,13 +132,10 @@ class _Nursery:
 
         An optimizer's first step imports the compiler, which takes as long as torch itself.
         """
-        missing = [name for name in modules if name not in sys.modules]
-        if facts["start"] != "fork" or not missing or "error" in facts:
-            return
-        for name in missing:
-            self._load(name)
-        if torch_facts.cuda_is_up():
-            facts["start"] = "spawn"
+        if facts["start"] == "fork" and "error" not in facts:
+            for name in modules:
+                self._load(name)
+            facts["start"] = "spawn" if torch_facts.cuda_is_up() else "fork"
 
     def await_nodes(self) -> None:
         """Wait until all nodes are ready, and read which part of the group this one has; envcheck ends the wait."""
@@ -192,7 +188,6 @@ class _Nursery:
         return {"environment": job.environment, **done}
 
     def _load(self, module: str) -> str | None:
-        """Import a module; return why it cannot be."""
         # A hang inside an import holds the interpreter: only the kernel can end it, and the guard reports SIGALRM.
         signal.alarm(int(self.plan["import_timeout"]))
         try:
@@ -285,8 +280,7 @@ def worth_another_try(done: Mapping[str, Any], environment: Mapping[str, str], *
 
     It has also hung where NCCL's watchdog ended a rank (SIGABRT) before the check's own limit.
     """
-    error = done.get("error") or {}
-    hung = bool(error.get("hung"))
+    hung = bool((done.get("error") or {}).get("hung"))
     return gpu and world > 1 and hung and any(environment.get(name) != value for name, value in P2P_OFF.items())
 
 
@@ -295,7 +289,6 @@ def second_try(first: Mapping[str, Any], repeated: dict[str, Any]) -> dict[str, 
     seconds = round(first["seconds"] + repeated["seconds"], 3)
     both = {"seconds": seconds, "survivors": [*first["survivors"], *repeated["survivors"]]}
     if repeated["error"]:
-        error = dict(first["error"])
-        error["text"] = f"{error['text']}; without peer-to-peer it was lost too: {repeated['error']['text']}"
-        return {**first, **both, "error": error}
+        text = f"{first['error']['text']}; without peer-to-peer it was lost too: {repeated['error']['text']}"
+        return {**first, **both, "error": {**first["error"], "text": text}}
     return {**repeated, **both, "hung": first["error"]["text"]}

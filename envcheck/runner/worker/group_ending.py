@@ -87,10 +87,10 @@ def _sound(content: dict[str, Any]) -> dict[str, Any]:
 def doing(directory: Path, rank: int) -> dict[str, str]:
     """Return what a lost rank wrote to `rankN.doing` of what it was about to do."""
     try:
-        text = progress_file.content(directory / f"rank{rank}.doing", _DOING_LIMIT) or b""
+        text = progress_file.content(directory / f"rank{rank}.doing", _DOING_LIMIT)
     except OSError:
-        return {}
-    activity = text[:_DOING_LIMIT].decode(errors="replace").strip()
+        text = None
+    activity = (text or b"")[:_DOING_LIMIT].decode(errors="replace").strip()
     return {"doing": activity} if activity else {}
 
 
@@ -123,7 +123,6 @@ def error(
 
 
 def _first_lost(ended: Sequence[End], results: Mapping[int, dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the first rank to be lost, and how."""
     for end in ended:
         raised = results[end.rank].get("error")
         if end.status is not None and end.status < 0:
@@ -172,16 +171,14 @@ def culprit(running: Sequence[ObservedRank], others: Sequence[tuple[int, int]]) 
     """
     for state, why in (("T", _STOPPED), ("D", _SLEEPING)):
         if named := [seen for seen in running if seen.state == state]:
-            return {"rank": named[0].rank, "why": _also(named, why)}
+            return _also(named, why)
     furthest = max([*others, *(seen.position for seen in running)], default=(-1, 0))
     behind = [seen for seen in running if seen.position < furthest]
     if behind:
-        return {"rank": behind[0].rank, "why": _also(behind, _missing(behind[0], furthest))}
+        return _also(behind, _missing(behind[0], furthest))
     waiting = [seen for seen in running if _waits(seen.log)]
     elsewhere = [seen for seen in running if seen.log and not _waits(seen.log)]
-    if waiting and elsewhere:
-        return {"rank": elsewhere[0].rank, "why": _also(elsewhere, "does something else while the others wait for it")}
-    return None
+    return _also(elsewhere, "does something else while the others wait for it") if waiting and elsewhere else None
 
 
 def waited(text: str) -> bool:
@@ -195,9 +192,9 @@ def watchdog(log: str) -> str | None:
     return match and match[0][:200]
 
 
-def _also(named: Sequence[ObservedRank], why: str) -> str:
+def _also(named: Sequence[ObservedRank], why: str) -> dict[str, Any]:
     more = ", ".join(str(seen.rank) for seen in named[1:])
-    return f"{why}; so is rank {more}" if more else why
+    return {"rank": named[0].rank, "why": f"{why}; so is rank {more}" if more else why}
 
 
 def _missing(seen: ObservedRank, furthest: tuple[int, int]) -> str:

@@ -98,7 +98,6 @@ def _counted(controller: str, event: str) -> int:
 
 
 def _full() -> list[str]:
-    """Return which of the directories that ranks write to has no room."""
     full = []
     for place in (os.getcwd(), _SHARED):  # noqa: PTH109 (no Path is made here)
         try:

@@ -174,7 +174,6 @@ def _function(source: str) -> Any:
 
 
 def _start(job: Job, directory: Path, forget: Callable[[], None], members: list[_Member]) -> None:
-    """Fork the ranks of a job, and add each to `members`."""
     port, parent = _free_port(), os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -263,7 +262,6 @@ def _states(members: list[_Member]) -> dict[int, str]:
 
 
 def _stop(members: list[_Member], group: int) -> str:
-    """End what still runs, gently and then not; return what it took."""
     for name, number in (("SIGTERM", signal.SIGTERM), ("SIGKILL", signal.SIGKILL)):
         process_tree.signal_quietly(-group, number)
         until = time.monotonic() + _GRACE
