@@ -60,10 +60,11 @@ def canary_outputs(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 
 
 def refused(answer: tuple[int, str]) -> bool:
-    """Tell whether what was said is one line; the secret in it is a failure that shows where."""
+    """Tell whether what was said is one line of ours without a secret; what it is else shows in the failure."""
     status, text = answer
     assert CANARIES.within(text) == set(), text
-    return (status, text.count("\n"), text.startswith("envcheck: ")) == (2, 1, True)
+    assert (status, text.count("\n")) == (2, 1), text
+    return text.startswith("envcheck: ")
 
 
 @each("url", URLS)
