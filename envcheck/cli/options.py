@@ -6,8 +6,6 @@
 own Option and Argument take passes through. Each option has a variable: ENVCHECK_MIRROR_PROBE_MAX_BYTES.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -16,24 +14,22 @@ import re
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as type_hints
 
 import click
 
+from envcheck.cli import Settings
 from envcheck.errors import EnvcheckError
 
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.matrix.facts.model import HostArch
-
 _Struct = TypeVar("_Struct")
+_HostArch = Literal["x86_64", "aarch64"]
 FILE: Final = click.Path(path_type=Path, dir_okay=False)
 EXISTING_FILE: Final = click.Path(path_type=Path, dir_okay=False, exists=True)
 DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
 EXISTING_DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, exists=True)
 # Host architectures as people and Docker name them.
-ARCHS: Final[dict[str, HostArch]] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+ARCHS: Final[dict[str, _HostArch]] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 _NUMBER: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]?)")
 
 
@@ -52,7 +48,17 @@ class Argument:
         self.settings = settings
 
 
+ChecksDirectory = Annotated[
+    Path | None, Option("--checks", "Directory with your own checks (node/*.py, env/*.py).", type=EXISTING_DIRECTORY)
+]
 ImagesDirectory = Annotated[Path | None, Option("--images", "Where the cells are. [images/]", type=EXISTING_DIRECTORY)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JsonOption:
+    """The options of a command that has this one alone."""
+
+    as_json: Annotated[bool, Option("--json", "Print JSON.")] = False
 
 
 class _WithUnit(click.ParamType[float]):
@@ -120,7 +126,7 @@ class FiniteRange(click.FloatRange):
         return number if math.isfinite(number) else self.fail(f"{value!r} is not a number", param, ctx)
 
 
-def architecture(platform: str) -> HostArch:
+def architecture(platform: str) -> _HostArch:
     """Return the architecture of a platform as engines write it; "auto" is this machine's."""
     machine = os.uname().machine if platform == "auto" else platform.removeprefix("linux/")
     return ARCHS.get(machine, "x86_64")
@@ -154,45 +160,40 @@ class _ListedText(click.types.StringParamType):
     envvar_list_splitter = ","
 
 
-def _refuse_empty(parameter: click.Parameter, ctx: click.Context, value: Any) -> None:
-    """Refuse `--requirements "$SITE"` of a variable that is not set, instead of taking it for not given."""
-    given = ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
-    if given and (value == "" or (isinstance(value, (list, tuple)) and "" in value)):
-        message = "the value is empty, perhaps that of a variable that is not set"
-        raise click.BadParameter(message, ctx=ctx, param=parameter)
-
-
 def _variable(ctx: click.Context, name: str) -> str | None:
     return os.environ.get(f"{ctx.auto_envvar_prefix}_{name.strip('-').replace('-', '_').upper()}") or None
 
 
-class _Option(click.Option):
+class _Given(click.Parameter):
+    """Refuses `--requirements "$SITE"` of a variable that is not set, instead of taking it for not given."""
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        given = ctx.get_parameter_source(self.name or "") is click.core.ParameterSource.COMMANDLINE
+        if given and (value == "" or (isinstance(value, (list, tuple)) and "" in value)):
+            message = "the value is empty, perhaps that of a variable that is not set"
+            raise click.BadParameter(message, ctx=ctx, param=self)
+        return super().type_cast_value(ctx, value)
+
+
+class _Option(_Given, click.Option):
     advanced = False
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         return _variable(ctx, max(self.opts, key=len))
 
-    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        _refuse_empty(self, ctx, value)
-        return super().type_cast_value(ctx, value)
 
-
-class _Argument(click.Argument):
+class _Argument(_Given, click.Argument):
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         return _variable(ctx, "cell") if "CELL" in (self.metavar or "") else None
-
-    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        _refuse_empty(self, ctx, value)
-        return super().type_cast_value(ctx, value)
 
 
 class _Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, those that few people need under a heading of their own."""
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
         for heading, advanced in (("Options", False), ("Advanced", True)):
-            options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
-            parameters = [one for one in options if getattr(one, "advanced", False) == advanced]
-            rows = [row for one in parameters if (row := one.get_help_record(ctx)) is not None]
+            shown = [one.get_help_record(ctx) for one in options if getattr(one, "advanced", False) == advanced]
+            rows = [row for row in shown if row]
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)

@@ -1,31 +1,51 @@
 """The files a run leaves behind: where they go, and how they are written."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import click
 
 from envcheck import safe_files
+from envcheck.cli.options import Option
 from envcheck.errors import ConfigError, refuse
 from envcheck.reports.formats import named
 from envcheck.reports.model import RunReport
 from envcheck.runner.launcher import Place
 
 DEFAULT: Final = Path("envcheck-report.json")
-_JSON: Final = ".json"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 _LONGEST: Final = 120
 _TASK_BOUND: Final = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU")  # where Slurm lists no GPUs
 # The option that has a run write its report in another format too.
 OPTIONS: Final = {"html": "--html", "junit": "--junit", "markdown": "--summary"}
 _WRITTEN: Final = {"html": "page", "junit": "JUnit"}
+
+
+class Node(NamedTuple):
+    """This node, as file names call it, and whether other nodes write beside it."""
+
+    name: str
+    several: bool
+
+
+class Output(NamedTuple):
+    """An option's value: a file, or a directory in which each node has one file."""
+
+    path: Path
+    directory: bool = False
+
+    def of(self, node: Node, suffix: str) -> Path:
+        """Return this node's file: DIR/<node>.json; FILE, which takes the node's name where several nodes write."""
+        if self.directory:
+            return self.path / f"{node.name}{suffix}"
+        if not node.several or str(self.path).startswith(("/dev/", "/proc/")) or is_no_file(self.path):
+            return self.path
+        return self.path.with_name(f"{self.path.stem}-{node.name}{self.path.suffix}")
 
 
 class Destinations(NamedTuple):
@@ -77,7 +97,7 @@ def destination(
     output: Output | None, default: Path, node: Node, option: str = "output", *, name: str | None = None, dry: bool
 ) -> Path | None:
     """Return where this node's report goes, in the format of that `name`, else as JSON; None if the default cannot."""
-    path = (output or Output(default)).of(node, named(name).suffix if name else _JSON)
+    path = (output or Output(default)).of(node, named(name).suffix if name else ".json")
     if dry and output and output.directory:
         return path
     try:
@@ -93,21 +113,6 @@ def destination(
         message = f"cannot write to {path.parent}: {error.strerror}"
         raise ConfigError(message, fix=f"give --{option} a file in a directory that exists and is yours") from error
     return path
-
-
-class Output(NamedTuple):
-    """An option's value: a file, or a directory in which each node has one file."""
-
-    path: Path
-    directory: bool = False
-
-    def of(self, node: Node, suffix: str) -> Path:
-        """Return this node's file: DIR/<node>.json; FILE, which takes the node's name where several nodes write."""
-        if self.directory:
-            return self.path / f"{node.name}{suffix}"
-        if not node.several or str(self.path).startswith(("/dev/", "/proc/")) or is_no_file(self.path):
-            return self.path
-        return self.path.with_name(f"{self.path.stem}-{node.name}{self.path.suffix}")
 
 
 class OutputType(click.ParamType[Output]):
@@ -131,11 +136,9 @@ class OutputType(click.ParamType[Output]):
         return None if output is None else f"{output.path}{'/' * output.directory}"
 
 
-class Node(NamedTuple):
-    """This node, as file names call it, and whether other nodes write beside it."""
-
-    name: str
-    several: bool
+ReportOutput = Annotated[
+    Output | None, Option("-o", "--output", f"The report; in DIR/ one a node. [{DEFAULT}]", type=OutputType())
+]
 
 
 def node_of(place: Place, *, nameless: bool, host: str | None = None) -> Node:

@@ -12,7 +12,7 @@ import click
 
 from envcheck.checks import LEVELS, Limit, limits
 from envcheck.cli import Settings
-from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with, complete_checks
+from envcheck.cli.options import Argument, ChecksDirectory, Option, command_with, complete_checks
 from envcheck.cli.shared.process import say
 from envcheck.counting import counted
 from envcheck.errors import ConfigError, refuse
@@ -43,12 +43,8 @@ _MISSED: Final = {"at least": "below", "at most": "above", "equal": "unless"}
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChecksOptions:
     check: Annotated[str | None, Argument(metavar="[ID]", shell_complete=complete_checks)] = None
-    level: Annotated[
-        str | None, Option("Only what this level runs, the levels before it included.", type=click.Choice(LEVELS))
-    ] = None
-    checks: Annotated[
-        Path | None, Option("Directory with your own checks (node/*.py, env/*.py).", type=EXISTING_DIRECTORY)
-    ] = None
+    level: Annotated[str | None, Option("Only what a run at this level runs.", type=click.Choice(LEVELS))] = None
+    checks: ChecksDirectory = None
     as_json: Annotated[bool, Option("--json", "Print as JSON, limits and all.")] = False
 
 
@@ -126,8 +122,7 @@ def _table(modules: Sequence[CheckModule]) -> Iterator[str]:
             start = f"  {module.id:<{widest}}  {runs_on(module):<8}  {f'{module.check.seconds:g} s':<6}  "
             yield start + _wrapped(module.check.promise, " " * len(start), len(start))
         yield ""
-    for name in dict.fromkeys(map(runs_on, modules)):
-        yield f"{name:<8}  {_RUNS[name]}"
+    yield from (f"{name:<8}  {_RUNS[name]}" for name in dict.fromkeys(map(runs_on, modules)))
     run_on_gpu = sum(bool(met(module.id)) for module in modules)
     yield f"{run_on_gpu} of {len(modules)} have met a real GPU; `envcheck checks ID` says all about one."
 
@@ -169,12 +164,14 @@ def _bound(row: dict[str, Any], identity: str) -> tuple[str, str]:
 
 def _where(row: dict[str, Any], identity: str) -> str:
     models, link = ([held] if isinstance(held := row.get(key, []), str) else held for key in ("gpu", "transport"))
-    conditions = [] if row["check"] == identity else [row["check"]]
-    conditions += [f"{row['gpus']} x"] if "gpus" in row else []
-    conditions += [" or ".join(models)] if models else []
-    conditions += ["over " + "/".join(link)] if link else []
-    conditions += [f"over 16 lanes of PCIe generation {row['pcie']}"] if "pcie" in row else []
-    return " ".join(conditions)
+    conditions = [
+        "" if row["check"] == identity else row["check"],
+        f"{row['gpus']} x" if "gpus" in row else "",
+        " or ".join(models),
+        f"over {'/'.join(link)}" if link else "",
+        f"over 16 lanes of PCIe generation {row['pcie']}" if "pcie" in row else "",
+    ]
+    return " ".join(filter(None, conditions))
 
 
 def _titled(title: str, text: str) -> str:

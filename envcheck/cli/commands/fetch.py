@@ -1,7 +1,5 @@
 """`envcheck fetch`: files of known hashes, whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading
@@ -48,31 +46,12 @@ _GO_ON: Final = "run the same command to resume"
 class FetchOptions:
     cell_or_url: Annotated[str | None, Argument(metavar="[CELL|URL]", shell_complete=complete_cells)] = None
     sha256: Annotated[str | None, Option("Expected hash of the file at URL.", metavar="HASH")] = None
-    lock: Annotated[
-        Path | None,
-        Option(
-            "Every file of one lock: a cell's, a model's, a dataset's, or requirements with hashes.", type=EXISTING_FILE
-        ),
-    ] = None
-    model: Annotated[str | None, Option("A Hugging Face model, in the layout of HF_HUB_CACHE.", metavar="REPO@REV")] = (
-        None
-    )
+    lock: Annotated[Path | None, Option("Every file of a lock or of hashed requirements.", type=EXISTING_FILE)] = None
+    model: Annotated[str | None, Option("A Hugging Face model, as HF_HUB_CACHE has it.", metavar="REPO@REV")] = None
     dataset: Annotated[str | None, Option("A Hugging Face dataset, in the same layout.", metavar="REPO@REV")] = None
     trust_mirror: Annotated[bool, Option("Trust the mirror for a model's hashes.")] = False
-    mirror: Annotated[
-        str,
-        Option("Source: user (set by `mirror use`), none, host, a preset, a YAML file, or auto (the best by a probe)."),
-    ] = "user"
-    output: Annotated[
-        Path,
-        Option(
-            "-o",
-            "--output",
-            "Output directory. A different file of the same name is replaced, with a note.",
-            type=DIRECTORY,
-            show_default=False,
-        ),
-    ] = Path()
+    mirror: Annotated[str, Option("Source: user, none, host, a preset, a YAML file, or auto (the best).")] = "user"
+    output: Annotated[Path, Option("-o", "--output", "Output directory.", type=DIRECTORY, show_default=False)] = Path()
     connections: Annotated[int, Option("Connections at once.", type=click.IntRange(1, 64))] = 16
     as_json: Annotated[bool, Option("--json", "Print the result as JSON.")] = False
 
@@ -135,9 +114,8 @@ def command(options: FetchOptions, settings: Settings) -> int:
     CELL is a published cell, or a glob for several: every wheel of its locks. URL is one file.
 
     Pieces come from the mirror's sources in order; a file with a wrong hash never gets its name. A model's hashes come
-    from the lock, else from the profile's `hf.trusted` or huggingface_hub's own endpoint; its bytes come from
-    `hf.endpoint`, then from `hf.fallbacks`, without xet. A host gets only its own login from `netrc` or
-    `credentials` of the profile, and HF_TOKEN only with `hf: {token: allow}`.
+    from the lock, else from the profile's `hf.trusted` or huggingface_hub's own endpoint. A host gets only its own
+    login, and HF_TOKEN only with `hf: {token: allow}`.
 
     \b
     envcheck fetch torch2.13.0-cpu-py311 --mirror site.yaml -o wheels

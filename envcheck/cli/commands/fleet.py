@@ -14,7 +14,7 @@ import click
 from envcheck import safe_files
 from envcheck.cli import Settings, report_output
 from envcheck.cli.options import DIRECTORY, FILE, Argument, Duration, Option, command_with
-from envcheck.cli.report_output import Node, Output, OutputType
+from envcheck.cli.report_output import Node, ReportOutput
 from envcheck.cli.shared.process import console as new_console
 from envcheck.cli.shared.process import note, say, status_of
 from envcheck.counting import counted
@@ -46,15 +46,10 @@ from envcheck.runner.worker_session import RunPlan
 @dataclass(frozen=True, kw_only=True)
 class FleetReportOptions:
     places: Annotated[tuple[Path, ...], Argument(required=True, metavar="DIR|FILE...")] = ()
-    expect: Annotated[
-        str | None, Option("The nodes that must have a report, as n[1-64] or names with spaces.", metavar="NODELIST")
-    ] = None
+    expect: Annotated[str | None, Option("The nodes that must have a report: n[1-64].", metavar="NODELIST")] = None
     max_age: Annotated[float, Option("Older reports are stale.", type=Duration())] = 86400.0
     html: Annotated[Path | None, Option("Write one page: nodes and checks, outliers, drift.", type=FILE)] = None
-    history: Annotated[
-        str | None,
-        Option("Print how often this one failed, and why; a UUID's beginning is enough.", metavar="NODE|GPU-UUID"),
-    ] = None
+    history: Annotated[str | None, Option("How often this one failed, and why.", metavar="NODE|GPU-UUID")] = None
     strict: Annotated[bool, Option("Drift and outliers count as failures, and leave `use now`.")] = False
     as_json: Annotated[bool, Option("--json", "Print envcheck/fleet/1.")] = False
 
@@ -128,13 +123,8 @@ class FleetGroupOptions:
     require_gpu: Annotated[bool, Option("Fail where there is no GPU.")] = False
     nproc: Annotated[int, Option("Ranks of a node without a GPU.", type=click.IntRange(1, 1024))] = 1
     wait: Annotated[float, Option("How long nodes wait for the others.", type=Duration())] = 180.0
-    run_id: Annotated[
-        str | None, Option("What tells this group from others. [Slurm's step, torchrun's run]", metavar="TEXT")
-    ] = None
-    output: Annotated[
-        Output | None,
-        Option("-o", "--output", f"The report; in DIR/ one a node. [{report_output.DEFAULT}]", type=OutputType()),
-    ] = None
+    run_id: Annotated[str | None, Option("The group's name. [Slurm's step, torchrun's run]", metavar="TEXT")] = None
+    output: ReportOutput = None
 
 
 @command_with(FleetGroupOptions, name="group", short_help="Measure what lies between nodes, with ranks on all of them.")
@@ -268,9 +258,7 @@ def _progress(test: GroupTest, result: GroupResult) -> None:
 class FleetRenderOptions:
     system: Annotated[Literal["slurm", "kubernetes"], Argument()]
     image: Annotated[str | None, Option("The image to judge, by digest.", metavar="REF@DIGEST")] = None
-    python: Annotated[
-        str | None, Option("Slurm: an environment on the nodes to judge, instead of an image.", metavar="PATH")
-    ] = None
+    python: Annotated[str | None, Option("Slurm: an environment to judge, not an image.", metavar="PATH")] = None
     nodes: Annotated[int, Option("How many nodes.", type=click.IntRange(1, 100_000))] = 1
     gpus: Annotated[int, Option("GPUs of a node; 0: none.", type=click.IntRange(0, 64))] = 8
     level: Annotated[Literal["static", "quick", "standard", "full"], Option("How much to check.")] = "quick"
@@ -280,9 +268,7 @@ class FleetRenderOptions:
     on_error: Annotated[Literal["refuse", "admit"], Option("What gates do if the node cannot be judged.")] = "refuse"
     program: Annotated[str | None, Option("Slurm: envcheck on the nodes. [this one]", metavar="PATH")] = None
     scripts: Annotated[str, Option("Slurm: where slurmd finds the scripts.")] = "/etc/slurm/envcheck"
-    reports: Annotated[
-        str | None, Option("Slurm: a directory that all nodes share. [./envcheck-reports]", metavar="DIR")
-    ] = None
+    reports: Annotated[str | None, Option("Slurm: shared directory. [./envcheck-reports]", metavar="DIR")] = None
     state: Annotated[str, Option("Where a node keeps its verdicts.")] = "/var/lib/envcheck"
     namespace: Annotated[str, Option("Kubernetes: the namespace.")] = "default"
     variables: Annotated[

@@ -99,8 +99,8 @@ def ended_after(seconds: float) -> Iterator[None]:
 def _mark(node: str, verdict: NodeVerdict) -> str:
     from envcheck.fleet import kubernetes_node  # needs urllib3, which images lack
 
-    failed = verdict.status == "fail"
-    return kubernetes_node.mark(node, verdict.check if failed else "", verdict.reason if failed else "", os.environ)
+    why = (verdict.check, verdict.reason) if verdict.status == "fail" else ("", "")
+    return kubernetes_node.mark(node, *why, os.environ)
 
 
 def _drain(node: str, verdict: NodeVerdict) -> str:
@@ -123,9 +123,9 @@ def _verdict(options: GateOptions, node: Boot) -> tuple[NodeVerdict, str]:
     kept = gate.read(path)
     if kept is not None and not gate.why_unusable(kept, question, node):
         return kept, f"{node.uptime - kept.at.uptime:.0f} s ago"
-    if target is None and options.image is not None:
-        target = ContainerTarget(options.image, python=options.python)
-    target = target or LocalPython(answering(_python(options)))
+    if target is None:
+        image, python = options.image, options.python
+        target = ContainerTarget(image, python=python) if image else LocalPython(answering(_python(options)))
     report = gate.run_checks(target, options.level, options.budget, require_gpu=options.require_gpu)
     new = gate.of_report(report, subject, gate.this_boot(), gate.keep_report(report, path))
     if new is None:

@@ -35,10 +35,8 @@ def command(options: KeyNewOptions, settings: Settings) -> None:
     Exit 2: FILE is a directory or ends in .pub, or one of the two files exists or cannot be written.
     """
     if not options.file.name or options.file.suffix == ".pub":
-        refuse(
-            f"{options.file} cannot hold a private key: it is a directory, or has the ending of public keys",
-            "name a new file, as in `envcheck key new release`",
-        )
+        what = f"{options.file} cannot hold a private key: it is a directory, or has the ending of public keys"
+        refuse(what, "name a new file, as in `envcheck key new release`")
     secret = signing.password()
     if options.password and secret is None:
         if not _at_terminal():
@@ -52,8 +50,7 @@ def command(options: KeyNewOptions, settings: Settings) -> None:
         click.echo(public.id)
         return
     click.echo(f"wrote {options.file}: the private key{', with a password' if secret else ''}; keep it secret")
-    click.echo(f"wrote {public.where}: the public key")
-    click.echo(f"id {public.id}")
+    click.echo(f"wrote {public.where}: the public key\nid {public.id}")
 
 
 def _at_terminal() -> bool:

@@ -12,7 +12,7 @@ import msgspec
 from envcheck.binaries.elf import BinaryError
 from envcheck.binaries.wheel_members import read_members
 from envcheck.cli import Settings
-from envcheck.cli.options import ARCHS, Argument, Option, command_with
+from envcheck.cli.options import ARCHS, Argument, JsonOption, Option, command_with
 from envcheck.cli.shared.process import print_json, print_table
 from envcheck.counting import counted
 from envcheck.errors import ConfigError, NothingLegalError, UnavailableError, refuse
@@ -137,13 +137,8 @@ def _gpu(gpu: GpuModel) -> tuple[str, ...]:
     return gpu.name, gpu.cc, gpu.host_arch, "yes" if gpu.datacenter else "no", driver
 
 
-@dataclass(frozen=True, kw_only=True)
-class MatrixCheckOptions:
-    as_json: Annotated[bool, Option("--json", "Print the findings as JSON.")] = False
-
-
-@command_with(MatrixCheckOptions, short_help="Lint the facts.")
-def check(options: MatrixCheckOptions, settings: Settings) -> int:
+@command_with(JsonOption, short_help="Lint the facts.")
+def check(options: JsonOption, settings: Settings) -> int:
     """Lint the facts: sources, floors, orders, companions, bases and images.
 
     Exit status: 0 nothing found, 1 findings, 2 the file cannot be read.

@@ -13,7 +13,7 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.cli import Settings
-from envcheck.cli.options import EXISTING_FILE, Argument, Option, command_with
+from envcheck.cli.options import EXISTING_FILE, Argument, JsonOption, Option, command_with
 from envcheck.cli.shared.process import print_json, say
 from envcheck.data import state_path
 from envcheck.errors import refuse
@@ -25,20 +25,12 @@ from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.settings import FORMATS, SET_VARIABLE, RenderOptions, notes, render, settings_of
 
 
-@dataclass(frozen=True, kw_only=True)
-class MirrorListOptions:
-    as_json: Annotated[bool, Option("--json", "Print envcheck/mirrors/1.")] = False
-
-
-@command_with(MirrorListOptions, name="list", epilog="`--mirror` also takes the path of a profile's YAML file.")
-def list_(options: MirrorListOptions, _settings: Settings) -> None:
+@command_with(JsonOption, name="list", epilog="`--mirror` also takes the path of a profile's YAML file.")
+def list_(options: JsonOption, _settings: Settings) -> None:
     """List the mirrors that `--mirror` takes by name.
 
     No mirror is trusted: envcheck compares every file with its hash. The column "seen" has the day on which all
     addresses of the mirror were last seen to work, or "never".
-
-    \b
-    envcheck mirror list
     """
     chosen = model.read_choice()
     if options.as_json:
@@ -97,9 +89,7 @@ def use_(options: MirrorUseOptions, _settings: Settings) -> None:
 @dataclass(frozen=True, kw_only=True)
 class MirrorShowOptions:
     profile: Annotated[str, Argument()]
-    format_name: Annotated[
-        str | None, Option("--format", "Print the settings of one client instead.", type=click.Choice([*FORMATS]))
-    ] = None
+    format_name: Annotated[str | None, Option("--format", "For one client.", type=click.Choice([*FORMATS]))] = None
     variant: Annotated[str | None, Option("Value of {variant} in PyTorch's indexes.", metavar="cuNNN|cpu")] = None
 
     def __post_init__(self) -> None:

@@ -51,9 +51,8 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
     """Measure which mirrors have the files that a lock needs, and rank them with reasons.
 
     A mirror must have every file, with the right hash or size, valid certificates and working range requests. Of the
-    mirrors that pass, the fastest comes first. Mirrors that redirect to hosts that their profile does not name come
-    last, and fail if it is `closed`. Without --mirror, the command probes this machine's configuration, your choice and
-    every preset that has an index for these files. `fetch` downloads every file and compares its sha256.
+    mirrors that pass, the fastest comes first. Without --mirror, this machine's configuration, your choice and every
+    preset that has an index for these files are probed.
 
     \b
     envcheck mirror probe torch2.13.0-cpu-py311

@@ -73,17 +73,9 @@ class MirrorSiteRenderOptions:
 def command(options: MirrorSiteRenderOptions, settings: Settings) -> None:
     """Write the configuration of a site below DIRECTORY: nginx, its caches, metrics, alerts, compose and systemd.
 
-    Upstreams come from the profile, else they are the clients' defaults; without --link, the indexes' pages say where
-    their files are. A new render removes files of an earlier one that are no longer needed, and keeps files that you
-    edited as NAME.edited. A SOURCE is rsync's: rsync://HOST/MODULE, HOST:PATH or /PATH. A cached tree is at
-    /trees/NAME, a copy at /static/NAME, a store at /static/store/simple and whl/VARIANT, its models at the HF port.
-
-    client.yaml is the mirror profile for the site's clients. compose.yaml takes other images from variables
-    (NGINX_IMAGE and so on). For systemd, give the directory to a user envcheck-mirror, copy its systemd/* to
-    /etc/systemd/system, and enable envcheck-mirror.target, the timers and the path.
-
-    While upstreams are unreachable, a pull-through registry does not start and olah answers 504 even for cached files:
-    render again with --offline, and restart them.
+    Upstreams come from the profile, else they are the clients' defaults. A new render keeps files that you edited as
+    NAME.edited. A SOURCE is rsync's: rsync://HOST/MODULE, HOST:PATH or /PATH. client.yaml is the mirror profile for
+    the site's clients. docs/mirror-site.md says how systemd starts the site, and what to do without upstreams.
     """
     profile, directory = load(options.mirror), options.directory
     site = site_from_options(settings, directory.absolute(), profile, options)

@@ -10,7 +10,7 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.cli import Settings, report_output
-from envcheck.cli.options import EXISTING_DIRECTORY, FILE, Argument, FiniteRange, Option, command_with
+from envcheck.cli.options import FILE, Argument, ChecksDirectory, FiniteRange, Option, command_with
 from envcheck.cli.shared.process import console, names
 from envcheck.counting import printable
 from envcheck.matrix.file.load import load as load_matrix
@@ -40,9 +40,7 @@ class ReportConvertOptions:
 class ReportCompareOptions:
     before: _Report
     after: _Report
-    threshold: Annotated[
-        float | None, Option("Smaller changes of a speed do not count [0.05].", type=FiniteRange(0, 1), metavar="SHARE")
-    ] = None
+    threshold: Annotated[float | None, Option("Least change that counts [0.05].", type=FiniteRange(0, 1))] = None
     as_json: Annotated[bool, Option("--json", "Print the comparison as JSON.")] = False
 
 
@@ -56,20 +54,14 @@ class ReportRedactOptions:
 @dataclass(frozen=True, kw_only=True)
 class ReportJudgeOptions:
     file: _Report
-    checks: Annotated[
-        Path | None, Option("Directory with your own checks (node/*.py, env/*.py).", type=EXISTING_DIRECTORY)
-    ] = None
+    checks: ChecksDirectory = None
     output: Annotated[Path | None, Option("-o", "--output", "Write the new report here.", type=FILE)] = None
     as_json: Annotated[bool, Option("--json", "Print the report as JSON.")] = False
 
 
 @command_with(ReportShowOptions)
 def show(options: ReportShowOptions, _settings: Settings) -> None:
-    """Print a report as `envcheck run` printed it.
-
-    \b
-    envcheck report show envcheck-report.json
-    """
+    """Print a report as `envcheck run` printed it."""
     terminal.show(load(options.file), console(width=terminal.width(), highlight=False))
 
 
@@ -82,9 +74,6 @@ def convert(options: ReportConvertOptions, _settings: Settings) -> None:
     envcheck report convert r.json --format markdown >> "$GITHUB_STEP_SUMMARY"
     envcheck report convert r.json --format prometheus \\
         -o /var/lib/node_exporter/textfile/envcheck.prom
-
-    A file is replaced atomically, because scrapers may read it at any time. node_exporter's
-    textfile collector reads files that end in .prom, and no other.
     """
     text = formats.named(options.format_name).render(load(options.file))
     report_output.apart(FILE=options.file, output=options.output)

@@ -11,8 +11,8 @@ from msgspec import structs
 from envcheck import __version__
 from envcheck.checks import LEVELS
 from envcheck.cli import Settings, report_output
-from envcheck.cli.options import EXISTING_DIRECTORY, FILE, Duration, FiniteRange, Option, command_with, complete_checks
-from envcheck.cli.report_output import Destinations, Output, OutputType
+from envcheck.cli.options import FILE, ChecksDirectory, Duration, FiniteRange, Option, command_with, complete_checks
+from envcheck.cli.report_output import Destinations, Output, OutputType, ReportOutput
 from envcheck.cli.shared import process
 from envcheck.cli.shared.process import last_line, say
 from envcheck.counting import counted
@@ -34,66 +34,35 @@ from envcheck.runner.worker.process_limits import explained
 from envcheck.runner.worker_session import RunPlan
 
 _HIDING: Final[dict[str, Any]] = {"is_eager": True, "callback": process.hide_names}
+_CHECK: Final[dict[str, Any]] = {"metavar": "ID", "shell_complete": complete_checks}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    python: Annotated[
-        str | None, Option("The interpreter, or environment, to validate (with --image: in it).", metavar="PATH")
-    ] = None
+    python: Annotated[str | None, Option("The interpreter, or environment, to validate.", metavar="PATH")] = None
     image: Annotated[str | None, Option("A local image to validate, ours or not.", metavar="REF")] = None
     level: Annotated[str, Option("How much to check.", type=click.Choice(LEVELS))] = "standard"
-    only: Annotated[
-        tuple[str, ...],
-        Option("Run this check alone, whatever its level. Repeatable.", metavar="ID", shell_complete=complete_checks),
-    ] = ()
+    only: Annotated[tuple[str, ...], Option("Run this check alone. Repeatable.", **_CHECK)] = ()
     require_gpu: Annotated[bool, Option("Fail if there is no GPU, instead of skipping.")] = False
-    budget: Annotated[
-        float | None, Option("Time budget, e.g. 60s. Checks that do not fit are skipped and listed.", type=Duration())
-    ] = None
-    output: Annotated[
-        Output | None,
-        Option("-o", "--output", f"The report; in DIR/ one per node. [{report_output.DEFAULT}]", type=OutputType()),
-    ] = None
+    budget: Annotated[float | None, Option("Time, e.g. 60s; what does not fit is skipped.", type=Duration())] = None
+    output: ReportOutput = None
     html: Annotated[Output | None, Option("Write the report as one page, too.", type=OutputType())] = None
     junit: Annotated[Output | None, Option("Write the report as JUnit XML, too.", type=OutputType())] = None
     summary: Annotated[Output | None, Option("Append Markdown: $GITHUB_STEP_SUMMARY.", type=OutputType())] = None
     as_json: Annotated[bool, Option("--json", "Print the report as JSON.")] = False
-    skip: Annotated[
-        tuple[str, ...], Option("Leave this check out. Repeatable.", metavar="ID", shell_complete=complete_checks)
-    ] = ()
-    checks: Annotated[
-        Path | None, Option("Directory with your own checks (node/*.py, env/*.py).", type=EXISTING_DIRECTORY)
-    ] = None
-    requirements: Annotated[
-        str | None, Option("Fail if the node lacks what this TOML file (or: hgx-h100) requires.", metavar="FILE")
-    ] = None
+    skip: Annotated[tuple[str, ...], Option("Leave this check out. Repeatable.", **_CHECK)] = ()
+    checks: ChecksDirectory = None
+    requirements: Annotated[str | None, Option("What the node must have: TOML, or hgx-h100.", metavar="FILE")] = None
     baseline: Annotated[Path | None, Option("Fail if slower or worse than this report.", type=FILE)] = None
     resume: Annotated[bool, Option("Continue an unfinished run from its report.")] = False
-    repeat: Annotated[
-        int,
-        Option(
-            "Repeat all checks N times and report the worst result.",
-            metavar="N",
-            type=click.IntRange(1),
-            show_default=False,
-        ),
-    ] = 1
-    duration: Annotated[
-        float | None, Option("Repeat all checks for this time, e.g. 10m, and report the worst result.", type=Duration())
-    ] = None
-    timeout: Annotated[
-        float | None, Option("End each check after so many seconds, not after its own limit.", type=FiniteRange(0.1))
-    ] = None
+    repeat: Annotated[int, Option("Repeat N times; the worst counts.", metavar="N", type=click.IntRange(1))] = 1
+    duration: Annotated[float | None, Option("Repeat for so long, e.g. 10m; the worst counts.", type=Duration())] = None
+    timeout: Annotated[float | None, Option("Seconds after which a check is ended.", type=FiniteRange(0.1))] = None
     nproc: Annotated[int, Option("Ranks of a group on a CPU.", type=click.IntRange(1))] = 2
     shm_size: Annotated[str | None, Option("Shared memory of the container (with --image).  [default: 8g]")] = None
     spawn: Annotated[bool, Option("Start every rank in a fresh Python instead of forking it.")] = False
-    redact: Annotated[
-        bool, Option("Write no names: hosts, users, UUIDs, serials and paths get pseudonyms.", **_HIDING)
-    ] = False
-    redact_key: Annotated[
-        str, Option("Redact with this key's pseudonyms; keep it secret.", **_HIDING, metavar="TEXT")
-    ] = ""
+    redact: Annotated[bool, Option("Write pseudonyms for hosts, users, UUIDs, serials and paths.", **_HIDING)] = False
+    redact_key: Annotated[str, Option("Key of the pseudonyms; keep it secret.", **_HIDING, metavar="TEXT")] = ""
     dry_run: Annotated[bool, Option("Print what would be run, and for how long.")] = False
 
     @property

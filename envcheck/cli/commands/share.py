@@ -65,9 +65,7 @@ class PublishOptions:
     key: Annotated[Path | None, Option("The private key that signs (`envcheck key new`).")] = None
     keyless: Annotated[bool, Option("Sign as this CI job, with its OIDC token and Sigstore.")] = False
     trust_config: Annotated[Path | None, Option("A Sigstore instance of your own, as ClientTrustConfig.")] = None
-    policy: Annotated[
-        Path | None, Option("Read the proof back, and exit 1 unless it holds by this policy for the node that ran.")
-    ] = None
+    policy: Annotated[Path | None, Option("Exit 1 unless the proof holds by it for the node that ran.")] = None
     mirror: _Mirror = "user"
     as_json: Annotated[bool, Option("--json", "Print envcheck/publish/1.")] = False
 
@@ -211,9 +209,7 @@ def _row(proof: JudgedProof) -> dict[str, Any]:
 @dataclass(frozen=True, kw_only=True)
 class PullOptions:
     what: Annotated[str | None, Argument(metavar="[CELL|REF]")] = None
-    source: Annotated[
-        str | None, Option("--from", "Choose in this repository; the argument is a cell or glob.", metavar="REPOSITORY")
-    ] = None
+    source: Annotated[str | None, Option("--from", "Choose in this repository.", metavar="REPOSITORY")] = None
     target: Annotated[
         Literal["runtime", "devel", "train", "jupyter"] | None,
         Option("Which target of a cell to choose with --from.  [default: runtime]"),

@@ -14,6 +14,7 @@ from envcheck.cli.options import (
     EXISTING_DIRECTORY,
     EXISTING_FILE,
     Argument,
+    JsonOption,
     Option,
     Size,
     command_with,
@@ -94,10 +95,7 @@ def release(options: StoreReleaseOptions, settings: Settings) -> None:
     """Create the next version of the tree and serve it.
 
     It holds what is served now, every wheel of each CELL's locks and every model named here. It is served once it is
-    complete. If nothing is new, no version is created. Files of these cells and models that are damaged in the
-    store are removed from every version and fetched again.
-
-    --rollback hashes every file of the version before this one, and does not serve a broken version.
+    complete. Damaged files are fetched again. --rollback serves no version with a broken file.
     """
     if options.rollback:
         click.echo(f"version {releases.rollback(_this_store(existing=True))} is served")
@@ -149,13 +147,8 @@ def _fetch_model(store: Store, lock: Revision, profile: Profile, options_for: Ca
         store.put(WantedFile(urls, str(file.sha256), file.size, Path(Path(file.path).name)), options_for(file.path))
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoreVersionsOptions:
-    as_json: Annotated[bool, Option("--json", "Print JSON.")] = False
-
-
-@command_with(StoreVersionsOptions)
-def versions(options: StoreVersionsOptions, _settings: Settings) -> int:
+@command_with(JsonOption)
+def versions(options: JsonOption, _settings: Settings) -> int:
     """List the released versions. Exit 1: the manifest of one cannot be read."""
     rows = releases.list_versions(_this_store(existing=True))
     lines = [
@@ -222,9 +215,7 @@ def export(options: StoreExportOptions, _settings: Settings) -> None:
 @dataclass(frozen=True, kw_only=True)
 class StoreImportOptions:
     source: Annotated[Path, Argument(type=EXISTING_DIRECTORY)]
-    sha256: Annotated[
-        str | None, Option("Digest that `store export` printed; refuse any other bundle.", metavar="HASH")
-    ] = None
+    sha256: Annotated[str | None, Option("Digest that `store export` printed.", metavar="HASH")] = None
     key: Annotated[Path | None, Option("ed25519 public key (PEM) that must verify the bundle.")] = None
     keep: Annotated[int, _KEEP] = 5
 
@@ -240,7 +231,6 @@ def import_(options: StoreImportOptions, settings: Settings) -> None:
 
     Every file is compared with its hash before the first one enters the store, and each wheel of a published cell with
     that cell's lock. A person who can change the bundle can change its hashes too: use --sha256 or --key to verify it.
-    If nothing is new, no version is created.
     """
     store, sha256, key = _this_store(), options.sha256, options.key
     verified = bundle.verified(options.source, sha256=sha256, key=key)

@@ -1,6 +1,5 @@
 """`envcheck watch`: run a command and say what its GPUs and processes did."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -45,10 +44,8 @@ def command(options: WatchOptions, settings: Settings) -> int:
     The exit code is the command's: 128+n if signal n ended it, 127 if it is not found, 126 if it cannot be started.
     """
     if not _SHORTEST <= options.interval <= _LONGEST:
-        refuse(
-            f"--interval of {options.interval:g} s is not between {_SHORTEST:g} s and {_LONGEST:g} s",
-            "give a time between them; the command was not started",
-        )
+        what = f"--interval of {options.interval:g} s is not between {_SHORTEST:g} s and {_LONGEST:g} s"
+        refuse(what, "give a time between them; the command was not started")
     apart(output=options.output, html=options.html)
     for path in (options.html, options.output):
         if path is not None and not path.parent.is_dir():
@@ -64,20 +61,14 @@ def _report(seen: WatchRecord, options: WatchOptions, *, quiet: bool) -> None:
     if options.as_json:
         click.echo(content, nl=False, err=True)
     elif not quiet:
-        lines = [*summarize(seen)]
-        if not lines:
-            say("nothing was measured: the command ended before the first sample")
-        for line in lines:
-            click.echo(
-                printable(f"envcheck: {line.what}: {line.text}" + (" [low]" if line.status == "low" else "")), err=True
-            )
-    files: list[tuple[Path | None, Callable[[], bytes]]] = [
-        (options.html, lambda: page(seen).encode()),
-        (options.output, lambda: content),
-    ]
-    for path, made in files:
+        lines = [f"{one.what}: {one.text}{' [low]' if one.status == 'low' else ''}" for one in summarize(seen)]
+        for line in lines or ["nothing was measured: the command ended before the first sample"]:
+            say(printable(line))
+    files: dict[Path | None, bytes] = {options.output: content}
+    files |= {options.html: page(seen).encode()} if options.html else {}
+    for path, text in files.items():
         if path is not None:
             try:
-                safe_files.replace(path, made())
+                safe_files.replace(path, text)
             except OSError as error:
                 say(f"{path}: {error.strerror}; the command's exit code stands")
