@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from envcheck.cli.build.cell_to_build import newest_available, published_here
+from envcheck.cli.building.cell_to_build import newest_available, published_here
 from envcheck.data import data_path
 from envcheck.images.lockfile import read_locks
 from envcheck.images.targets import SHARED_GROUPS

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from envcheck.cli import Settings
-from envcheck.cli.build.request import BuildOptions, BuildRequest
+from envcheck.cli.building.request import BuildOptions, BuildRequest
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
 from envcheck.images.engines import EngineName
 

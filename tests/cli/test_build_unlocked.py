@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envcheck.cli import cli
-from envcheck.cli.build.cell_to_build import spec_to_build
+from envcheck.cli.building.cell_to_build import spec_to_build
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.images import lock_on_top, lock_with_uv

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
-from envcheck.cli.build import cell_to_build
-from envcheck.cli.build.cell_to_build import buildable
+from envcheck.cli.building import cell_to_build
+from envcheck.cli.building.cell_to_build import buildable
 from envcheck.cli.commands import demo
 from envcheck.errors import NothingLegalError, UnavailableError
 from envcheck.matrix.file.load import load

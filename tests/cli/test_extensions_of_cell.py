@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from envcheck.cli.build.on_top import (
+from envcheck.cli.building.on_top import (
     extensions_of_target,
     known_extensions,
     pinned_to_fit,

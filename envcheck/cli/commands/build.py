@@ -10,9 +10,9 @@ import click
 import msgspec
 
 from envcheck.cli import Settings
-from envcheck.cli.build.cell_to_build import best_cell, kept_locks
-from envcheck.cli.build.on_top import details, listeners, locked_specs, specs_to_build, with_requirements
-from envcheck.cli.build.request import BuildOptions, BuildRequest
+from envcheck.cli.building.cell_to_build import best_cell, kept_locks
+from envcheck.cli.building.on_top import details, listeners, locked_specs, specs_to_build, with_requirements
+from envcheck.cli.building.request import BuildOptions, BuildRequest
 from envcheck.cli.commands.resolve import active_python, fill
 from envcheck.cli.options import command_with
 from envcheck.cli.sources import prefetched_wheels, profile_for
@@ -25,6 +25,8 @@ from envcheck.images.engines.build import BuildResult, TargetRequest
 from envcheck.images.lock_on_top import uv_for
 from envcheck.images.plan import BuildPlan
 from envcheck.images.spec import ImageSpec
+from envcheck.matrix.facts.model import Matrix
+from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Query, resolve
 from envcheck.mirrors.profiles.load import AUTO
 from envcheck.mirrors.profiles.model import Profile
@@ -54,7 +56,8 @@ def command(options: BuildOptions, settings: Settings) -> None:
     """
     request = BuildRequest.from_options(options, settings, engines.find, _from_environment())
     _demand_engine(request)
-    specs = specs_to_build(request, request.options.selector or _cell_for_this_machine(request))
+    matrix = load(settings.matrix)
+    specs = specs_to_build(matrix, request, request.options.selector or _cell_for_this_machine(matrix, request))
     unlocked = [spec for spec in specs if spec.lacks_lock]
     if unlocked and request.options.mirror == AUTO:
         message = f"--mirror auto probes for the files of a lock, and {unlocked[0].cell} has none yet"
@@ -66,7 +69,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
         plan = {"lock": "made first", "mirror": profile.name, "with": request.requirements}
         _print_without_key(unlocked, request, plan)
         return
-    with with_requirements(locked_specs(request, specs, profile), profile, request) as on_top:
+    with with_requirements(matrix, locked_specs(matrix, request, specs, profile), profile, request) as on_top:
         if on_top.first:
             _print_without_key(on_top.specs, request, on_top.first)
         else:
@@ -87,9 +90,8 @@ def _demand_engine(request: BuildRequest) -> None:
         engines.connect(request.engine).demand_contexts()
 
 
-def _cell_for_this_machine(request: BuildRequest) -> str:
+def _cell_for_this_machine(matrix: Matrix, request: BuildRequest) -> str:
     """Return the name of the published cell to build here through this mirror, and say which it is and why."""
-    matrix = request.matrix
     node = fill(matrix, Query(), collect.identify(), active_python())
     answer = resolve(matrix, node.query, read_here=node.read, notes=node.notes)
     answers = [answer, resolve(matrix, node.query.replace(python=None))]

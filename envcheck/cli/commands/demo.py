@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 import click
 
 from envcheck.cli import Settings
-from envcheck.cli.build.cell_to_build import best_cell
+from envcheck.cli.building.cell_to_build import best_cell
 from envcheck.cli.commands import build, run
 from envcheck.cli.commands.resolve import active_python, fill, show
 from envcheck.cli.options import Option, command_with

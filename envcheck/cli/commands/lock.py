@@ -9,7 +9,7 @@ import click
 
 from envcheck import safe_files
 from envcheck.cli import Settings
-from envcheck.cli.build.on_top import extensions_of_target
+from envcheck.cli.building.on_top import extensions_of_target
 from envcheck.cli.options import DIRECTORY, FILE, Argument, Option, command_with, complete_cells
 from envcheck.counting import counted
 from envcheck.data import own_images

@@ -18,8 +18,8 @@ from packaging.utils import canonicalize_name
 
 from envcheck import safe_files
 from envcheck.cli import Settings
-from envcheck.cli.build.cell_to_build import kept_locks, shared_locks, spec_to_build
-from envcheck.cli.build.request import BuildRequest
+from envcheck.cli.building.cell_to_build import kept_locks, shared_locks, spec_to_build
+from envcheck.cli.building.request import BuildRequest
 from envcheck.cli.options import architecture
 from envcheck.cli.sources import disk_errors, open_store, transfer_options
 from envcheck.counting import counted
@@ -82,20 +82,22 @@ def listeners(settings: Settings) -> tuple[_Listener, _Listener]:
     return say, on_line
 
 
-def specs_to_build(request: BuildRequest, selector: str) -> list[ImageSpec]:
+def specs_to_build(matrix: Matrix, request: BuildRequest, selector: str) -> list[ImageSpec]:
     """Return what each target of the cell is to be; some may lack locks."""
     images_dir, arch = request.options.images_dir, request.arch
-    return [spec_to_build(request.matrix, selector, target, images_dir, arch) for target in request.targets]
+    return [spec_to_build(matrix, selector, target, images_dir, arch) for target in request.targets]
 
 
-def locked_specs(request: BuildRequest, specs: Sequence[ImageSpec], profile: Profile) -> list[ImageSpec]:
+def locked_specs(
+    matrix: Matrix, request: BuildRequest, specs: Sequence[ImageSpec], profile: Profile
+) -> list[ImageSpec]:
     """Return the specs with locks; the lock that was made for one is that of the next."""
     locked: list[ImageSpec] = []
     for given in specs:
         spec = given
         if spec.lacks_lock and locked:
-            spec = spec_to_build(request.matrix, str(spec.cell), spec.target, request.options.images_dir, spec.arch)
-        locked.append(lock_first(request.matrix, spec, profile))
+            spec = spec_to_build(matrix, str(spec.cell), spec.target, request.options.images_dir, spec.arch)
+        locked.append(lock_first(matrix, spec, profile))
     return locked
 
 
@@ -334,7 +336,9 @@ def most_jobs() -> int | None:
 
 
 @contextlib.contextmanager
-def with_requirements(specs: Sequence[ImageSpec], profile: Profile, request: BuildRequest) -> Iterator[OnTop]:
+def with_requirements(
+    matrix: Matrix, specs: Sequence[ImageSpec], profile: Profile, request: BuildRequest
+) -> Iterator[OnTop]:
     """Yield the specs with packages on top: extensions in the release that fits, compiled where none has a wheel.
 
     A plan does not compile: where a wheel is not there yet, it is what is made first.
@@ -344,13 +348,13 @@ def with_requirements(specs: Sequence[ImageSpec], profile: Profile, request: Bui
         return
     (spec,), options = specs, request.options
     extensions = known_extensions(options.extensions)
-    pinned = pinned_to_fit(request.matrix, spec, request.requirements, extensions, options.gpus)
+    pinned = pinned_to_fit(matrix, spec, request.requirements, extensions, options.gpus)
     native = frozenset(name for row in extensions.extensions for name in (row.name, *row.aliases))
     lines, keep = pinned.requirements, not options.dry_run
     if not pinned.sources and not pinned.files:
         yield OnTop([with_packages(spec, lines, profile, keep=keep, native=native)], profile)
         return
-    made = _Wheels(spec, pinned, request)
+    made = _Wheels(matrix, spec, pinned, request)
     if options.dry_run and made.lacking():
         names = [*(f"{name} {version}" for name, version in pinned.sources), *(file.path.name for file in pinned.files)]
         yield OnTop(specs, profile, {"compile": names, "with": lines})
@@ -373,10 +377,10 @@ def with_directory(profile: Profile, folder: Path) -> Profile:
 
 
 class _Wheels:
-    def __init__(self, spec: ImageSpec, pinned: PinnedExtensions, request: BuildRequest) -> None:
+    def __init__(self, matrix: Matrix, spec: ImageSpec, pinned: PinnedExtensions, request: BuildRequest) -> None:
         self._spec, self._pinned, self._request = spec, pinned, request
         self._store: Store = open_store(request.options.store)
-        self._facts = Facts(request.matrix)
+        self._matrix, self._facts = matrix, Facts(matrix)
         if pinned.sources and spec.arch != architecture("auto"):  # emulated, one file of a real one takes an hour
             name, version = pinned.sources[0]
             message = f"{name} {version} must be compiled, which a machine of {spec.arch} can do"
@@ -386,7 +390,7 @@ class _Wheels:
 
     def _devel(self) -> ImageSpec:
         images_dir = self._request.options.images_dir
-        return spec_to_build(self._request.matrix, str(self._spec.cell), "devel", images_dir, self._spec.arch)
+        return spec_to_build(self._matrix, str(self._spec.cell), "devel", images_dir, self._spec.arch)
 
     def lacking(self) -> bool:
         """Tell whether a build would first compile or fetch an extension."""
@@ -414,7 +418,7 @@ class _Wheels:
         if not self._pinned.sources:
             return
         request, limit = self._request, most_jobs()
-        devel = lock_first(request.matrix, self._devel(), profile)
+        devel = lock_first(self._matrix, self._devel(), profile)
         say, on_line = listeners(request.settings)
         with details():
             compiler = Compiler(request.engine, profile, request.base, request.options.timeout, limit, on_line, say)

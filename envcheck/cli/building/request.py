@@ -1,6 +1,5 @@
 """What `envcheck build` is to do: its options, and the request that they become once nothing contradicts."""
 
-import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,7 @@ from envcheck.images.engines.build import BasePolicy
 from envcheck.images.lock_on_top import checked, read_requirements
 from envcheck.images.plan import Network
 from envcheck.images.tags import REPOSITORY, parse
-from envcheck.matrix.facts.model import HostArch, Matrix, Target
-from envcheck.matrix.file.load import load
+from envcheck.matrix.facts.model import HostArch, Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,11 +155,6 @@ class BuildRequest:
             network="none" if options.prefetch else None if options.network == "auto" else options.network,
             base="bootstrap" if options.prefetch or foreign else options.base,
         )
-
-    @functools.cached_property
-    def matrix(self) -> Matrix:
-        """Return the facts that the command was given."""
-        return load(self.settings.matrix)
 
 
 # What does not go together: whether it is so, what is wrong, and what to do.
