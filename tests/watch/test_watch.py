@@ -95,12 +95,13 @@ def test_files_that_cannot_be_written_change_no_exit_code(tmp_path: Path) -> Non
 
 def watched(tmp_path: Path, library: str) -> tuple[int, str]:
     """Watch a command that ends with 5, with this library in the place of nvidia-ml-py."""
-    (tmp_path / "pynvml.py").write_text(library)
+    met = tmp_path / "met"
+    (tmp_path / "pynvml.py").write_text(f"open({str(met)!r}, 'w').close()\n{library}")
     code = "import runpy, sys\nfrom envcheck.node import collect\ncollect.find_library = lambda name, **_: name\n"
     code += "sys.argv = ['envcheck', *sys.argv[1:]]\nrunpy.run_module('envcheck', run_name='__main__')"
     command = [sys.executable, "-c", code, "watch", "--interval", "0.1s", "-o", str(tmp_path / "watch.json")]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command += ["--", "sh", "-c", "sleep 1; exit 5"]
+    command += ["--", "sh", "-c", f"until [ -e {met} ]; do sleep 0.05; done; sleep 1; exit 5"]
     completed = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     return completed.returncode, completed.stderr
 
