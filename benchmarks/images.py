@@ -40,7 +40,7 @@ from typing import IO, Any, Final, cast
 
 from envcheck.images.engines import bootstrap, connect
 from envcheck.images.spec import load_spec, select
-from envcheck.images.targets import OS_PACKAGES, RECIPES, SHARED_GROUPS
+from envcheck.images.targets import FABRIC_PACKAGES, RECIPES, SHARED_GROUPS, os_packages
 from envcheck.matrix.facts.model import Target
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.mirrors.profiles.load import load as profile
@@ -95,9 +95,10 @@ class Bench:
         os.environ.update(self.env)
         spec = load_spec(load_matrix(), select(load_matrix(), [self.cell])[0])
         engine = connect("docker")
-        reference = bootstrap.reference(spec.base, spec.arch)
+        packages = os_packages(spec.cuda)
+        reference = bootstrap.reference(spec.base, spec.arch, packages)
         if not engine.inspect(reference):
-            engine.import_base(spec, OS_PACKAGES, profile(self.mirror))
+            engine.import_base(spec, packages, profile(self.mirror))
         return reference
 
     def plan(self, target: str) -> list[str]:
@@ -258,6 +259,7 @@ def size(bench: Bench) -> dict[str, Any]:
         "runtime_bytes": ours,
         "base_bytes": base,
         "packages_bytes": packages,
+        "fabric_bytes": _fabric(bench, built["image"]) if bench.pins("nvidia") else 0,
         "bytecode_bytes": bytecode,
         "peer_bytes": theirs,
         "ratio": {name: round(ours / value, 3) for name, value in theirs.items()},
@@ -272,6 +274,13 @@ def _exported(bench: Bench, image: str) -> int:
     total = bench.bytes_of(["docker", "export", container])
     bench.docker("rm", container)
     return total
+
+
+def _fabric(bench: Bench, image: str) -> int:
+    """Return the bytes of the RDMA libraries' packages, which are in the base or right above it, as dpkg counts."""
+    names = (*FABRIC_PACKAGES, "libnl-3-200", "libnl-route-3-200")
+    kib = bench.docker("run", "--rm", image, "dpkg-query", "--show", "--showformat=${Installed-Size}\\n", *names)
+    return sum(map(int, kib.split())) * 1024
 
 
 def _render(bench: Bench, context: Path) -> None:

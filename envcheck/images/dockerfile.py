@@ -12,7 +12,7 @@ from envcheck import safe_files
 from envcheck.data import rendered
 from envcheck.images.lockfile import GROUPS, Lock, file_name, format_lock
 from envcheck.images.spec import LABEL_PREFIX, ImageSpec, no_lock
-from envcheck.images.targets import OS_PACKAGES, RECIPES, SHARED_GROUPS
+from envcheck.images.targets import RECIPES, SHARED_GROUPS, os_packages
 from envcheck.matrix.facts.model import Cell, HostArch
 
 Kind = Literal["missing", "stale", "orphan"]
@@ -141,11 +141,11 @@ def template_context(
     return {
         "cell": spec.cell,
         "base": base or base_reference(spec),
-        "packages": OS_PACKAGES,
+        "packages": os_packages(spec.cuda),
         "python": spec.cell.python,
         "locks": [lock for lock in spec.locks if lock.group in SHARED_GROUPS],
         "targets": [_stage(each) for each in sorted(specs, key=lambda each: each.target == "runtime")],
-        "proof": shlex.join(proof(spec)),
+        "proof": shlex.join([*proof(spec), *([f"fabric={spec.promises['fabric']}"] if spec.cuda else [])]),
         "keep": kept is not None,
         "kept_environment": dict(kept or {}),
         "cuda": spec.cuda,

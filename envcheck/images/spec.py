@@ -12,7 +12,7 @@ from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.images import lockfile as locking
 from envcheck.images.lockfile import Group, Lock, Pin
-from envcheck.images.targets import RECIPES, extensions_of, groups_of, requirements_of
+from envcheck.images.targets import FABRIC_LIBRARIES, RECIPES, extensions_of, groups_of, requirements_of
 from envcheck.matrix.facts.model import Base, Build, Cell, HostArch, Matrix, Target, TorchRelease, TorchVariant, key
 
 LABEL_PREFIX = "envcheck."
@@ -31,7 +31,8 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
     `promises` hold what the image says of itself, as strings, "none" where a variant does not have it and "unknown"
     where no fact says: cell, target, variant, torch ("2.13.0+cpu", as torch.__version__), cuda ("12.8"), cudnn
     ("9.10.2"), nccl ("2.27.5"), triton, torchvision and torchaudio (as locked), python ("3.11"), arch-list ("sm_80
-    sm_90"), driver-floor ("525.60.13"), lock (sha256 of the locks). They are its labels, under LABEL_PREFIX.
+    sm_90"), driver-floor ("525.60.13"), fabric ("libibverbs.so.1 …": the RDMA libraries that NCCL opens, the
+    distribution's, of an image alone), lock (sha256 of the locks). They are its labels, under LABEL_PREFIX.
     """
 
     cell: Cell
@@ -206,6 +207,7 @@ def make_spec(
         "python": cell.python,
         "arch-list": arch_list(cell, build),
         "driver-floor": driver_floor(matrix, variant.cuda),
+        "fabric": " ".join(FABRIC_LIBRARIES) if variant.cuda else "none",
         "lock": locking.digest(locks) if locks else "none",
     }
     return ImageSpec(cell=cell, target=target, base=base, arch=arch, locks=locks, promises=promises)

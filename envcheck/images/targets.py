@@ -12,6 +12,10 @@ from envcheck.matrix.facts.model import Target
 BESIDE_TORCH: Final = ("numpy", "pip", "setuptools")
 # All a base must have: its own Python, roots for TLS, an init that reaps. A bootstrapped base includes them.
 OS_PACKAGES: Final = ("ca-certificates", "python3", "python3-venv", "tini")
+# What NCCL opens when it runs (src/misc/ibvsymbols.cc, mlx5dvsymbols.cc), and the packages that bring it. libibverbs1
+# only recommends its providers, without which it finds no device: both are named. 0.65 MB to fetch.
+FABRIC_LIBRARIES: Final = ("libibverbs.so.1", "libmlx5.so.1")
+FABRIC_PACKAGES: Final = ("ibverbs-providers", "libibverbs1")
 
 
 class TargetRecipe(NamedTuple):
@@ -28,6 +32,11 @@ class TargetRecipe(NamedTuple):
     cuda_requirements: Callable[[str], tuple[str, ...]] = lambda _: ()
     extensions: tuple[str, ...] = ()
     command: tuple[str, ...] = ("python3",)
+
+
+def os_packages(cuda: str | None) -> tuple[str, ...]:
+    """Return the distribution's packages of a cell, for a wheel of this CUDA ("12.8", None for cpu)."""
+    return tuple(sorted((*OS_PACKAGES, *(FABRIC_PACKAGES if cuda else ()))))
 
 
 # NVIDIA parts its compiler otherwise in each CUDA, and only that of 13 is whole: in the wheels of 11 and 12 there is

@@ -1,11 +1,15 @@
 # ruff: noqa: INP001, PLC0415, SLF001, T201 (a script of a build; torch is imported late; no other API works without GPU)
 """prove.py NAME=VALUE... [ADDED...]: exit 1, naming each difference, unless torch is what was promised.
 
+A promise `fabric` names libraries that have to load, as NCCL will load them, beside a provider of libibverbs.
+
 ADDED are packages of the user's own: exit 1 also where one of them overwrote a file of another package.
 
 Runs inside the last RUN that installs for it, before that layer exists: a wrong torch never becomes an image.
 """
 
+import ctypes
+import glob
 import importlib.metadata
 import platform
 import re
@@ -13,6 +17,8 @@ import sys
 from typing import Dict, List, Tuple  # noqa: UP035 (the oldest Python of the matrix)
 
 CUDNN_9 = 90000
+# Debian's and Ubuntu's place: libibverbs lists the devices that one of these knows.
+PROVIDERS = "/usr/lib/*/libibverbs/*-rdmav*.so"
 
 
 def imported() -> Dict[str, str]:  # noqa: UP006 (as above)
@@ -43,6 +49,22 @@ def same(name: str, promised: str, found: str) -> bool:
     return promised in {"unknown", found}
 
 
+def fabric(promised: str) -> str:
+    """Return the promised libraries that load; of libibverbs without a provider, that."""
+    loaded = [name for name in promised.split() if loads(name)]
+    providers = [path for path in glob.glob(PROVIDERS) if loads(path)]  # noqa: PTH207 (its patterns are absolute)
+    return " ".join(loaded if providers else [*loaded, "without a provider"]) or "none"
+
+
+def loads(library: str) -> bool:
+    """Tell whether the loader finds a library and all that it needs."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
 def overwritten(added: List[str]) -> List[str]:  # noqa: UP006 (as above)
     """Return a line for each package of which one of `added` overwrote files: both RECORDs list them, not alike."""
     owners: Dict[str, List[Tuple[str, str]]] = {}  # noqa: UP006 (as above)
@@ -66,6 +88,8 @@ def main(arguments: List[str]) -> int:  # noqa: UP006 (as above)
     replaced = overwritten([argument for argument in arguments if "=" not in argument])
     found = imported()
     found["python"] = ".".join(platform.python_version_tuple()[:2])
+    if "fabric" in promised:
+        found["fabric"] = fabric(promised["fabric"])
     wrong = [(name, value) for name, value in found.items() if not same(name, promised[name], value)]
     for name, value in wrong:
         print(f"envcheck: proof failed: {name} is {value}, promised was {promised[name]}", file=sys.stderr)

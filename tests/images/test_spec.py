@@ -32,13 +32,16 @@ def test_a_spec_promises_what_torch_will_say_of_itself(matrix: Matrix, locks: li
         "python": "3.11",
         "arch-list": "sm_80 sm_90",
         "driver-floor": "525.60.13",
+        "fabric": "libibverbs.so.1 libmlx5.so.1",
         "lock": digest(locks),
     }
 
 
 def test_a_cpu_cell_says_none_where_it_has_no_such_thing(matrix: Matrix) -> None:
     promises = make_spec(matrix, Cell(torch="2.8.0", variant="cpu", python="3.11"), []).promises
-    assert {promises[name] for name in ("cuda", "cudnn", "nccl", "arch-list", "driver-floor", "lock")} == {"none"}
+    assert {promises[name] for name in ("cuda", "cudnn", "nccl", "arch-list", "driver-floor", "fabric", "lock")} == {
+        "none"
+    }
     assert promises["torch"] == "2.8.0+cpu"
 
 

@@ -25,7 +25,7 @@ from envcheck.images.engines import bootstrap as bases
 from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.plan import PLATFORMS, BuildInputs, BuildPlan, Network, make
 from envcheck.images.spec import ImageSpec
-from envcheck.images.targets import OS_PACKAGES, RECIPES
+from envcheck.images.targets import RECIPES, os_packages
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.safe_files import held
 
@@ -85,10 +85,10 @@ class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
 def base_packages(request: TargetRequest) -> tuple[str, ...]:
     """Return what a bootstrapped base includes: the target's packages too where the build itself has no network.
 
-    Otherwise all targets stand on one base, and their builds share its layers.
+    Otherwise all targets of a cell stand on one base, and their builds share its layers.
     """
     more = RECIPES[request.spec.target].packages if request.network == "none" else ()
-    return (*OS_PACKAGES, *more)
+    return (*os_packages(request.spec.cuda), *more)
 
 
 def choose_base(engine: Engine, request: TargetRequest, say: Callable[[str], None]) -> str:

@@ -256,6 +256,7 @@ def _fill(dest: Path, interpreter: str, steps: _Steps, key: str) -> None:
     steps.prove()
     if steps.spec.target == "devel" and steps.spec.cuda:
         steps.link_cuda(steps.spec.cuda)
-    (dest / PROMISES).write_text(json.dumps(steps.spec.own_promises, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    promises = {name: value for name, value in steps.spec.own_promises.items() if name != "fabric"}
+    (dest / PROMISES).write_text(json.dumps(promises, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     (dest / _KEY).write_text(key, encoding="ascii")
     (dest / _PARTIAL).unlink()

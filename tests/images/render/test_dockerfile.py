@@ -1,12 +1,15 @@
 """Rendered files are pure, complete, and hold nothing they must not."""
 
+import _ctypes
 import re
+import runpy
 import shutil
 import subprocess
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from envcheck.data import data_path
@@ -83,7 +86,28 @@ def test_layers_are_ordered_by_how_rarely_they_change_and_labels_come_last(spec:
 def test_the_torch_is_proven_inside_the_run_that_completes_it(spec: ImageSpec) -> None:
     runs = re.findall(r"(?m)^RUN (?:.*\\\n)*.*$", render_dockerfile(spec))
     last = next(run for run in runs if "install.sh base" in run)
-    assert "prove.py torch=2.8.0+cu128 cuda=12.8 cudnn=9.10.2 nccl=2.27.3 python=3.11 'arch-list=sm_80 sm_90'" in last
+    proof = "prove.py torch=2.8.0+cu128 cuda=12.8 cudnn=9.10.2 nccl=2.27.3 python=3.11 'arch-list=sm_80 sm_90'"
+    assert f"{proof} 'fabric=libibverbs.so.1 libmlx5.so.1'" in last
+
+
+def test_only_cuda_cells_hold_the_rdma_libraries(spec: ImageSpec, matrix: Matrix) -> None:
+    assert "os.sh ca-certificates ibverbs-providers libibverbs1 python3 " in render_dockerfile(spec)
+    cpu = make_spec(matrix, Cell(torch="2.8.0", variant="cpu", python="3.11"), [])
+    text = render_dockerfile(msgspec.structs.replace(cpu, locks=spec.locks))
+    assert ("verbs" in text, "fabric=" in text.partition("LABEL ")[0]) == (False, False)
+
+
+def test_the_fabric_is_proven_by_what_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prove = runpy.run_path(str(data_path("templates") / "context/prove.py"))
+    fabric = prove["fabric"]
+    monkeypatch.setitem(fabric.__globals__, "PROVIDERS", f"{tmp_path}/*-rdmav*.so")
+    assert fabric("libc.so.6 libm.so.6") == "libc.so.6 libm.so.6 without a provider"
+    (tmp_path / "libmlx5-rdmav34.so").write_bytes(b"cut off")
+    assert fabric("libc.so.6").endswith("without a provider")
+    (tmp_path / "libefa-rdmav34.so").symlink_to(_ctypes.__file__)
+    assert fabric("libc.so.6 libm.so.6") == "libc.so.6 libm.so.6"
+    assert fabric("libc.so.6 libnot-there.so.1") == "libc.so.6"
+    assert fabric("libnot-there.so.1") == "none"
 
 
 def test_every_promise_is_a_label(spec: ImageSpec) -> None:
