@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from envcheck.checks import PASS, Limit, Measured, Outcome, Ranks, View, failed, passed, undecided, worst
-from envcheck.checks.collectives import transports
+from envcheck.checks.collectives import fabrics, transports
 from envcheck.checks.support import process_group
 from envcheck.counting import numbered
 
@@ -145,7 +145,7 @@ def _against_limits(
     judged = {
         name: _against_limit(links, name, curve, rows_by_name[name], len(ranks)) for name, curve in curves.items()
     }
-    bad = [outcome for outcome in judged.values() if outcome.status != PASS]
+    bad = [*fabrics.sockets(view, ranks), *(outcome for outcome in judged.values() if outcome.status != PASS)]
     fine = next(iter(judged.values()))
     if len(judged) > 1 and not bad:
         fine = _all_passed(ranks, links, judged, next(why for _, why in rows_by_name.values()))
@@ -180,7 +180,8 @@ def _row(view: View, links: transports.Links, check: str, ranks: Ranks) -> _Row:
     if view.mode != "gpu":
         return None, "gloo on a CPU says nothing of GPUs"
     if len({entry.get("host") for entry in ranks}) > 1:
-        return None, "no limit known between hosts"
+        known = check == "all-reduce-bandwidth"
+        return fabrics.between(view, ranks) if known else (None, "no limit known between hosts")
     models = {str(gpu.signal("name").value) for gpu in view.snapshot.gpus}
     if len(models) != 1:
         return None, "no single GPU model is known"

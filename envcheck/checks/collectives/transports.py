@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from envcheck.checks import Measured, Rank, Ranks, View
+from envcheck.checks.collectives import fabrics
 from envcheck.checks.support import gpu_speed, process_group
 
 Logs = Mapping[int, Any]  # what `parse` made of each rank's
@@ -31,6 +32,7 @@ _EDGE = re.compile(
 )
 _VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)")
 _NETWORK = re.compile(r"NCCL INFO Using network ([^\r\n]{1,60})")
+_ASSIGNED = re.compile(r"Assigned NET plugin (\S{1,60}) to comm")
 _AVAILABLE = re.compile(r"NVLS multicast support is (not )?available")
 _USED = re.compile(r"NVLS comm (?:0x)?[0-9a-fA-F]+ headRank")
 _SETTING = re.compile(r"NCCL INFO (NCCL_[A-Z0-9_]{1,40}) set by environment to ([^\r\n]{1,60})")
@@ -54,9 +56,9 @@ def ask(rank: Rank, *, calls: bool = False) -> None:
 
 
 def read(rank: Rank) -> Measured:
-    """Return what NCCL logged of this rank, as `parse` has it; {} where it logged nothing."""
+    """Return what NCCL logged of this rank, as `parse` has it, and the node's RDMA ports; {} without a log."""
     with contextlib.suppress(OSError), _file(rank).open("rb") as log:
-        return parse(log.read(MOST).decode(errors="replace"))
+        return {**parse(log.read(MOST).decode(errors="replace")), "ports": fabrics.active_ports()}
     return {}
 
 
@@ -65,7 +67,7 @@ def _file(rank: Rank) -> Path:
 
 
 def parse(text: str) -> Measured:
-    """Return what a log says: {lines, version, network, edges, nvls, algorithms, settings}.
+    """Return what a log says: {lines, version, network, fabric, edges, nvls, algorithms, settings}.
 
     `edges` is {"0>1": ["P2P/CUMEM"]}, by rank; `nvls` {available, used, trouble}, None where it says nothing;
     `algorithms` {"AllReduce": "NVLS"}, of the largest message; `settings` the NCCL_* that it took from the environment
@@ -80,7 +82,8 @@ def parse(text: str) -> Measured:
     return {
         "lines": text.count("NCCL INFO"),
         "version": _last(_VERSION, text),
-        "network": _last(_NETWORK, text),
+        "network": _last(_NETWORK, text) or _last(_ASSIGNED, text),
+        "fabric": fabrics.parse(text),
         "edges": edges,
         "nvls": _nvls(text),
         "algorithms": _algorithms(text),
@@ -206,7 +209,7 @@ def of(view: View, ranks: Ranks) -> Links:
     hosts = {entry.get("host") for entry in ranks}
     if view.mode != "gpu":
         return Links("", (), backend, len(ranks), None)
-    return Links(_judged(view, proven), proven, backend, len(ranks), _rate(view) if len(hosts) == 1 else None)
+    return Links(_judged(view, proven), proven, backend, len(ranks), rate(view) if len(hosts) == 1 else None)
 
 
 def _judged(view: View, proven: tuple[str, ...]) -> str:
@@ -272,7 +275,8 @@ def _capability(gpu: Any) -> tuple[int, ...]:
     return tuple(map(int, words)) if all(word.isdecimal() and word.isascii() for word in words) else (0,)
 
 
-def _rate(view: View) -> float | None:
+def rate(view: View) -> float | None:
+    """Return what the fastest GPU's links carry one way in GB/s, None where NVML does not say of each GPU."""
     rates = [rate for gpu in view.snapshot.gpus if (rate := _of_one(gpu)) is not None]
     return max(rates) if rates and len(rates) == len(view.snapshot.gpus) else None
 

@@ -1,7 +1,8 @@
 """Links that are up and slow: training takes a third longer and nobody knows why.
 
-Judged by the largest bus bandwidth of the curve, where data says what this GPU model, transport and count reach;
-reported elsewhere. The transport is what NCCL's own log proves, where there is one.
+Judged by the largest bus bandwidth of the curve, where data says what this GPU model, transport and count reach, and
+between hosts by what their ports carry; reported elsewhere. The transport is what NCCL's own log proves, where there is
+one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ CHECK = Check(
     ranks=0,
     least_ranks=2,
     performance=True,
+    limits=("all-reduce-between-hosts",),
 )
 
 NAME = "all-reduce"

@@ -1,7 +1,8 @@
 """GPUs with NVLink that talk through the host's memory: right, ten times slower, and without a message.
 
-NVLS that is off costs a quarter on 8xH200 (365 instead of 480 GB/s, stas00/ml-engineering). Told by NCCL's own log,
-after collectives and a message between every two ranks made it connect; NVIDIA/aicr proves its transport by it too.
+NVLS that is off costs a quarter on 8xH200 (365 instead of 480 GB/s, stas00/ml-engineering), sockets beside InfiniBand
+nearly all of it. Told by NCCL's own log, after collectives and a message between every two ranks made it connect;
+NVIDIA/aicr proves its transport by it too.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from typing import Any
 
 from envcheck import checks
 from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, warned, worst
-from envcheck.checks.collectives import timed_collectives, transports
+from envcheck.checks.collectives import fabrics, timed_collectives, transports
 from envcheck.checks.support import exact_data, process_group, training
 from envcheck.counting import numbered
 
 CHECK = checks.Check(
-    promise="NCCL's own log shows every two GPUs using the best link they have",
+    promise="NCCL's own log shows every two GPUs using the best link they have, and hosts their RDMA ports",
     level="standard",
     seconds=3.0,
     timeout=120.0,
@@ -97,7 +98,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         else _slower(view, ranks, pairs, details) or _switched(view, ranks, details)
     )
     wrong = [_wrong(entry) for entry in ranks if entry.get("wrong") or not isinstance(entry.get("wrong"), list)]
-    return worst([*wrong, outcome], otherwise=outcome) if wrong else outcome
+    worse = [*wrong, *fabrics.sockets(view, ranks)]
+    return worst([*worse, outcome], otherwise=outcome) if worse else outcome
 
 
 def _wrong(entry: Measured) -> Outcome:
