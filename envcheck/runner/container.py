@@ -1,5 +1,10 @@
-"""An image as the target of a run: the worker runs in a container of it, mounted in and never installed."""
+"""An image as the target of a run: the worker runs in a container of it, mounted in and never installed.
 
+It gets what the node has: GPUs, the devices of InfiniBand and RoCE with memory to lock, and, where a launcher says that
+ranks span hosts, the host's network, to which the addresses of RoCE belong.
+"""
+
+import os
 import shlex
 import time
 from collections.abc import Mapping
@@ -8,8 +13,9 @@ from typing import Any, Final
 
 from envcheck.checks.support import secret_patterns
 from envcheck.errors import UnavailableError
-from envcheck.images.engines import BindMount, Container, ImageInfo, holder
+from envcheck.images.engines import FABRIC, BindMount, Container, ImageInfo, holder
 from envcheck.images.spec import LABEL_PREFIX
+from envcheck.runner.launcher import place
 from envcheck.runner.local_python import PACKAGE, Handle
 from envcheck.runner.promises import IMAGE_PREFIX, with_packages
 from envcheck.runner.schema import ImageFacts, TargetFacts
@@ -66,6 +72,8 @@ class ContainerTarget:
             shm_size=self._shm_size,
             gpus=shown_gpus() != 0,
             user=self._user,
+            fabric=Path(FABRIC).is_dir(),
+            host_network=place(os.environ).several_nodes,
         )
         return ContainerHandle(running)
 

@@ -10,6 +10,7 @@ from envcheck.errors import UnavailableError
 from envcheck.images.engines import Container, Digests, Engine, Layer
 from envcheck.runner import container
 from envcheck.runner.container import ContainerHandle, ContainerTarget
+from envcheck.runner.launcher import Place
 from envcheck.runner.local_python import PACKAGE
 from envcheck.runner.schema import ImageFacts
 
@@ -67,6 +68,15 @@ def test_an_image_is_only_read_and_has_its_own_results_directory(started: dict[s
     assert expected.ours is False
 
 
+def test_a_fabric_is_handed_in_and_ranks_of_several_nodes_use_the_hosts_network(
+    started: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container, "FABRIC", str(tmp_path))
+    monkeypatch.setattr(container, "place", lambda _: Place(nodes=2))
+    ContainerTarget("i").start(tmp_path)
+    assert (started["fabric"], started["host_network"]) == (True, True)
+
+
 @pytest.mark.parametrize(("devices", "expected"), [(["nvidiactl"], True), (["dxg"], True), (["null"], False)])
 def test_gpus_are_passed_in_where_there_are_any(
     started: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str], *, expected: bool
@@ -76,6 +86,7 @@ def test_gpus_are_passed_in_where_there_are_any(
     monkeypatch.setattr(container, "_DEVICES", tuple(str(tmp_path / d) for d in ("nvidiactl", "dxg")))
     ContainerTarget("i").start(tmp_path)
     assert started["gpus"] is expected
+    assert (started["fabric"], started["host_network"]) == (Path("/dev/infiniband").is_dir(), False)
     assert (container.shown_gpus() == 0) is not expected
 
 

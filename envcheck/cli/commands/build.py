@@ -117,7 +117,13 @@ def _build(specs: Sequence[ImageSpec], profile: Profile, request: BuildRequest) 
         stack.enter_context(details())
         build = _venv if request.engine == "venv" else _images
         made = build(specs, profile, wheels, request)
-    _print("plan" if options.dry_run else "built", made, request, gpus=engines.GPUS, local_name=engines.local_name)
+    _print(
+        "plan" if options.dry_run else "built",
+        made,
+        request,
+        run_options=engines.run_options,
+        local_name=engines.local_name,
+    )
 
 
 def _images(

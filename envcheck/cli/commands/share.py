@@ -319,8 +319,8 @@ def _show_choice(
     if chosen is None and options.policy is None:
         _say(_NO_POLICY)
     if pulled is not None:
-        gpu = f"{engines.GPUS[pulled['engine']]} " if chosen and chosen.statement.facts.mode == "gpu" else ""
-        _say(f"{pulled['engine']} run --rm -it {gpu}{pulled['name']}")
+        gpus = chosen is not None and chosen.statement.facts.mode == "gpu"
+        _say(f"{pulled['engine']} run --rm -it {engines.run_options(pulled['engine'], gpus=gpus)} {pulled['name']}")
 
 
 def _print_choice(

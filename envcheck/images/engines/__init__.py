@@ -25,6 +25,9 @@ EngineName = Literal["docker", "podman", "venv"]
 ContainerEngine = Literal["docker", "podman"]
 OWNER: Final = "envcheck.owner"
 # What makes an engine pass a node's GPUs in.
+# The devices of InfiniBand and RoCE; what NCCL registers with them is locked memory, of which most systems allow 8 MB.
+FABRIC: Final = "/dev/infiniband"
+UNLOCKED: Final = "--ulimit=memlock=-1"
 GPUS: Final = {"docker": "--gpus all", "podman": "--device nvidia.com/gpu=all"}
 # The log is cut at 1 MB, so that a flood fills no disk.
 _LOG: Final = {
@@ -132,6 +135,14 @@ class Container:
     def _state(self) -> dict[str, Any]:
         inspected = self._engine.output("inspect", "--type=container", "--format={{json .State}}", self.id)
         return next(_documents(inspected), {})
+
+
+def run_options(engine: str, *, gpus: bool) -> str:
+    """Return what a printed `run` needs: with `gpus` those, and the devices of a fabric where this node has one."""
+    if not gpus:
+        return "--shm-size 8g"
+    fabric = f" --device {FABRIC} --network host" if Path(FABRIC).is_dir() else ""
+    return f"{GPUS[engine]} --shm-size 8g --ulimit memlock=-1{fabric}"
 
 
 def _source(mount: BindMount) -> str:
@@ -302,8 +313,12 @@ class Engine:
         shm_size: str | None = None,
         gpus: bool = False,
         user: str | None = None,
+        fabric: bool = False,
+        host_network: bool = False,
     ) -> Container:
         """Start a container of a local image; `argv` replaces the image's entrypoint and command.
+
+        `fabric` hands in the devices of InfiniBand and RoCE, with memory to lock.
 
         Leftovers of processes that have died are removed first.
         """
@@ -319,6 +334,8 @@ class Engine:
             *([f"--shm-size={shm_size}"] if shm_size else []),
             *([f"--user={user}"] if user else []),
             *([GPUS[self.name].replace(" ", "=", 1)] if gpus else []),
+            *([f"--device={FABRIC}", UNLOCKED] if fabric else []),
+            *(["--network=host"] if host_network else []),
             f"--entrypoint={argv[0]}",
         ]
         identity = self.output("create", *options, image, *argv[1:]).split()[-1]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks import ERROR, PASS, WARN, Outcome, Rank, View
+from envcheck.checks import ERROR, PASS, SKIP, WARN, Outcome, Rank, View
 from envcheck.checks.env import environment_variables, memlock, shm
 from tests.tables import each
 
@@ -19,9 +19,13 @@ RANK = Rank(0, 1, 0, "cpu", "gloo", "")
     "allowed, status",
     [(-1, PASS), (16 << 30, PASS), ((16 << 30) - 1, WARN), (8 << 20, WARN), (None, ERROR), (float("nan"), ERROR)],
 )
-def test_memlock_on_each_side_of_its_limit(node: Node, allowed: Any, status: str) -> None:
+def test_memlock_on_each_side_of_its_limit_where_a_port_is_up(node: Node, put: Node, allowed: Any, status: str) -> None:
     assert memlock.judge(node("h100x8"), [{"rank": 0, "bytes": allowed}]).status == status
     assert memlock.judge(node("h100x8"), []).status == ERROR
+    down = [{**port, "state": "DOWN"} for port in node("h100x8").snapshot.signal("ib.ports").value]
+    for ports in ([], down):
+        outcome = memlock.judge(put(node("h100x8"), ib__ports=ports), [{"rank": 0, "bytes": allowed}])
+        assert outcome.status == (SKIP if status == WARN else status)
 
 
 def test_the_limits_of_this_process_are_read() -> None:

@@ -157,7 +157,7 @@ def test_who_declines_roce_is_warned_and_within_a_node_nothing_is_asked(h100: Vi
 
 def test_other_collectives_fail_over_sockets_too_and_have_no_limit(h100: View) -> None:
     names = collective_bandwidth.ROWS
-    more = {"curves": {name: curve(3.0, 16) for name in names}, "latency": {}, "unsupported": {}}
+    more: dict[str, Any] = {"curves": {name: curve(3.0, 16) for name in names}, "latency": {}, "unsupported": {}}
     assert collective_bandwidth.judge(h100, two_nodes(SOCKETS, "NET/Socket/0", **more)).code == "transport.sockets"
     assert collective_bandwidth.judge(h100, two_nodes(verbs(), "NET/IB/0", **more)).status == PASS
 

@@ -10,7 +10,17 @@ import pytest
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images import engines
-from envcheck.images.engines import OWNER, BindMount, ContainerEngine, Digests, Engine, Layer, image_info, owner
+from envcheck.images.engines import (
+    OWNER,
+    BindMount,
+    ContainerEngine,
+    Digests,
+    Engine,
+    Layer,
+    image_info,
+    owner,
+    run_options,
+)
 from tests.tables import each
 
 # Answers by its first word; what it was asked is in `asked`, one line a call.
@@ -128,6 +138,21 @@ def test_a_container_is_asked_for_as_documented(program: Program, tmp_path: Path
     assert ["rm", "--force", "c0ffee"] in program.asked("rm")
     Engine(engine).run_container("i:1", argv=["true"], gpus=True).close()
     assert {"--gpus=all", "--device=nvidia.com/gpu=all"} & set(program.asked("create")[-1])
+    assert not {"--ulimit=memlock=-1", "--network=host"} & set(program.asked("create")[-1])
+    Engine(engine).run_container("i:1", argv=["true"], fabric=True, host_network=True).close()
+    assert {"--device=/dev/infiniband", "--ulimit=memlock=-1", "--network=host"} < set(program.asked("create")[-1])
+
+
+@each("engine, gpus", [("docker", "--gpus all"), ("podman", "--device nvidia.com/gpu=all")])
+def test_a_printed_run_holds_what_this_node_needs(
+    engine: str, gpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envcheck.images.engines.FABRIC", str(tmp_path / "infiniband"))
+    assert run_options(engine, gpus=False) == "--shm-size 8g"
+    assert run_options(engine, gpus=True) == f"{gpus} --shm-size 8g --ulimit memlock=-1"
+    (tmp_path / "infiniband").mkdir(exist_ok=True)
+    assert run_options(engine, gpus=True).endswith(f"memlock=-1 --device {tmp_path}/infiniband --network host")
+    (tmp_path / "infiniband").rmdir()
 
 
 @each("engine", BOTH)

@@ -69,6 +69,7 @@ def test_compose_itself_reads_the_file_as_it_is_meant(tmp_path: Path) -> None:
     assert (service["image"], service["user"]) == (f"{REPOSITORY}:2.8.0-cu128-py312-runtime", "4711:100")
     assert service["shm_size"] == str(8 * 2**30)
     assert devices(shown)[0]["capabilities"] == ["gpu"]
+    assert service["ulimits"] == {"memlock": -1}
     assert service["volumes"][0]["source"] == str(tmp_path)
 
 
