@@ -55,6 +55,15 @@ def pcie(check: str, generation: Any, lanes: Any) -> dict[str, Any] | None:
     return {**row, **scaled, "source": f"{row['source']}; here x{lanes} of generation {generation}"}
 
 
+def of_rate(check: str, rate: float, note: str = "", **where: Any) -> dict[str, Any] | None:
+    """Return the row whose bounds are shares, as GB/s of this rate, or None where there is none."""
+    row = find(check, **where)
+    if row is None:
+        return None
+    scaled = {bound: round(row[bound] * rate, 2) for bound in ("fail", "warn")}
+    return {**row, **scaled, "unit": "GB/s", "source": f"{row['source']}; here {note or f'of {rate:g} GB/s'}"}
+
+
 def verified(row: dict[str, Any]) -> bool:
     """Return whether a row rests on at least two public sources, so that it may fail a machine."""
     return row.get("verified") is not False

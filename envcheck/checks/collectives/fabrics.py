@@ -13,18 +13,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envcheck.checks import Limit, Measured, Outcome, Ranks, View, failed, warned
+from envcheck.checks import Limit, Measured, Outcome, Ranks, Verdict, View, failed, warned
 from envcheck.checks.support import process_group
 from envcheck.counting import counted
 
 DEVICES = Path("/sys/class/infiniband")
 AMAZON = "0x1d0f"
+RAILS = 4  # active ports of one node
 LIMIT = Limit(0, "nodes", "ours: a node with an active RDMA port has no reason to use sockets between hosts", "at most")
 ROW = "all-reduce-between-hosts"
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 _TEXT = r"[^\r\n]{0,160}"
 _USED = re.compile(r"NET/IB : Using ([^\r\n]{1,4000}?)(?:; OOB|$)", re.MULTILINE)
 _DEVICE = re.compile(r"(\w+):(\d+)(?::\d*)*/(IB|RoCE)")
+_RAIL = re.compile(r"Channel \d+(?:/\d+)? : (\d{1,6})\[\w+\] -> (\d{1,6})\[\w+\] \[\w+\] via NET/IB/(\d{1,3})")
 _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is (\S{1,40}?)(?:,|\s|$)", re.MULTILINE)
 _TCP = ("tcp", "sockets")
 _LIBRARIES = "install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or libibverbs (Fedora, RHEL) in the image"
@@ -44,7 +46,7 @@ _TROUBLE = (
     (re.compile(rf"External network plugin {_TEXT}unsupported|Failed to initialize NET plugin{_TEXT}"), _PLUGIN),
     (re.compile(rf"NET/Plugin ?: {_TEXT}No plugin found|NET/Plugin ?: Could not find{_TEXT}"), _PLUGIN),
 )
-_FIX = "look at NCCL's log, the check fabric-libraries and NCCL_NET, NCCL_IB_DISABLE, NCCL_IB_HCA"
+FIX = "look at NCCL's log, the check fabric-libraries and NCCL_NET, NCCL_IB_DISABLE, NCCL_IB_HCA"
 _CHOSEN = "unset NCCL_IB_DISABLE and NCCL_NET (environment, /etc/nccl.conf, ~/.nccl.conf)"
 
 
@@ -63,6 +65,13 @@ def active_ports(devices: Path = DEVICES) -> list[Measured]:
     ]
 
 
+def verdict(ports: list[Measured]) -> Verdict:
+    """Return failed for the rails of a training node, warned where few Ethernet ports may be an ordinary card's."""
+    amazon = any(port.get("vendor") == AMAZON for port in ports)
+    rails = amazon or len(ports) >= RAILS or any(port.get("layer") == "InfiniBand" for port in ports)
+    return failed if rails else warned
+
+
 def _word(path: Path) -> str:
     with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace").strip()
@@ -70,15 +79,21 @@ def _word(path: Path) -> str:
 
 
 def parse(text: str) -> Measured:
-    """Return what a log says of the network: {devices ("mlx5_0:1/IB"), provider (of libfabric), trouble, fix}.
+    """Return what a log says of the network: {devices ("mlx5_0:1/IB"), rails, provider (of libfabric), trouble, fix}.
 
+    `rails` are the devices between two ranks ({"0>1": ["mlx5_0:1/IB"]}), where NCCL joined none of them into one.
     `trouble` is the line that tells most of why a network was not used, None where there is none.
     """
     used, providers = _USED.findall(text), _PROVIDER.findall(text)
     found = ((match[0].strip(), fix) for pattern, fix in _TROUBLE if (match := pattern.search(text)))
     trouble, fix = next(found, (None, None))
     devices = [f"{name}:{port}/{layer}" for name, port, layer in _DEVICE.findall(used[-1])] if used else []
-    return {"devices": devices, "provider": providers[-1] if providers else None, "trouble": trouble, "fix": fix}
+    rails: dict[str, list[str]] = {}
+    for sender, receiver, number in _RAIL.findall(text) if used and "{" not in used[-1] else ():
+        names = rails.setdefault(f"{int(sender)}>{int(receiver)}", [])
+        names += [name for name in devices[int(number) : int(number) + 1] if name not in names]
+    provider = providers[-1] if providers else None
+    return {"devices": devices, "rails": rails, "provider": provider, "trouble": trouble, "fix": fix}
 
 
 def hosts(ranks: Ranks) -> dict[Any, Ranks]:
@@ -146,7 +161,7 @@ def _finding(node: str, ports: list[Measured], log: Measured) -> Outcome:
     if declined and all(port.get("layer") == "Ethernet" for port in ports):
         text = f"{beside}, as NCCL_IB_DISABLE or NCCL_NET says"
         return warned(text, fix=_CHOSEN, code="transport.sockets-chosen", **made)
-    fix = _CHOSEN if declined else fabric.get("fix") or _FIX
+    fix = _CHOSEN if declined else fabric.get("fix") or FIX
     return failed(f'{beside}: "{line}"', fix=fix, code="transport.sockets", **made)
 
 
@@ -170,13 +185,12 @@ def between(view: View, ranks: Ranks) -> tuple[Measured | None, str]:
     judged = len(fabrics) == 1 and bool(rate) and all(way.startswith("NET/") for way in ways)
     if not judged or inside is None or not transports.linked(view) or rate > inside:
         return None, "no limit known between hosts"
-    row = limits.find(ROW, transport=fabrics.pop())
+    note = f"{used[0][2]} on each of {len(nodes)} nodes, {rate:g} GB/s"
+    row = limits.of_rate(ROW, rate, note, transport=fabrics.pop())
     if row is None:
         return None, "no limit known between hosts of this fabric"
-    source = f"{row['source']}; here {used[0][2]} on each of {len(nodes)} nodes, {rate:g} GB/s"
-    scaled = {bound: round(row[bound] * rate, 2) for bound in ("fail", "warn")}
-    ceiling = max(total for total in (_total(view, entries) for entries in nodes)) * 2 * (len(ranks) - 1) / len(ranks)
-    return {**row, **scaled, "unit": "GB/s", "ceiling": ceiling, "source": source}, ""
+    ceiling = max(_total(view, entries) for entries in nodes) * 2 * (len(ranks) - 1) / len(ranks)
+    return {**row, "ceiling": ceiling}, ""
 
 
 def _carried(view: View, entries: Ranks) -> tuple[str, float, str]:

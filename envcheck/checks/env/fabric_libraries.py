@@ -1,9 +1,8 @@
 """Eight InfiniBand ports, and an image without the libraries that drive them: NCCL takes TCP and says nothing.
 
-Seen in the wild: python:slim and ubuntu images without libibverbs ("Failed to open libibverbs.so[.1]"); libibverbs
-installed with --no-install-recommends, so that no provider knows the device ("NET/IB : No device found."); EFA without
-aws-ofi-nccl, or with one whose libfabric is not found. What NCCL opens is opened here, as it does
-(src/misc/ibvsymbols.cc, src/plugin/plugin_open.cc), where RDMA ports are up or the image promises the libraries.
+Where RDMA ports are up, or the image promises the libraries, what NCCL opens is opened as NCCL does it
+(src/misc/ibvsymbols.cc, src/plugin/plugin_open.cc): libibverbs, of which one that was installed without its recommended
+providers finds no device, and of EFA and Google's fabric their own plug-in.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ CHECK = checks.Check(
 LIBRARIES = ("libibverbs.so.1", "libmlx5.so.1")
 VERBS = LIBRARIES[0]
 LIMIT = checks.Limit(0, "libraries", "NVIDIA NCCL, src/misc/ibvsymbols.cc and src/plugin/plugin_open.cc", "at most")
-# From so many ports on they are rails of a training node; fewer of Ethernet may be an ordinary network card.
-_RAILS = 4
 # Where libibverbs of a distribution looks for its providers.
 _PLACES = ("/usr/lib/*/libibverbs", "/usr/lib64/libibverbs", "/usr/lib/libibverbs")
 _PROVIDER = "lib*-rdmav*.so"
@@ -78,17 +75,16 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return skipped("torch has no CUDA here: NCCL opens no network", code="torch.no-cuda")
     entry = ranks[0] if ranks else {}
     if not isinstance(entry.get("libraries"), dict) or not isinstance(entry.get("plugins"), dict):
-        return undecided("nothing was opened", fix="see the check's log", code="fabric-libraries.unmeasured")
+        return undecided("nothing was opened", code="fabric-libraries.unmeasured")
     promised = view.promises.get("fabric", "none")
     wanted = [] if promised in ("none", "unknown") else promised.split()
     ports = _ports(view, entry) if view.mode == "gpu" else []
     if not wanted and not ports:
         return skipped("no RDMA port is up beside GPUs here, and the image promises none", code="fabric-libraries.none")
     amazon = any(port.get("vendor") == fabrics.AMAZON for port in ports)
-    rails = amazon or len(ports) >= _RAILS or any(port.get("layer") == "InfiniBand" for port in ports)
     needed = list(dict.fromkeys([*wanted, VERBS]))
     why = "the image promises it" if wanted else f"{counted(len(ports), 'RDMA port is', 'RDMA ports are')} up here"
-    verdict = failed if wanted or rails else warned
+    verdict = failed if wanted else fabrics.verdict(ports)
     findings = [*_missing(verdict, entry, needed, why), *_plugin(entry, ports, amazon=amazon)]
     fine = f"{', '.join(needed)} load, {counted(len(entry.get('providers') or []), 'provider')}; {why}"
     return worst(findings, otherwise=passed(fine, value=0, limit=LIMIT))

@@ -8,7 +8,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.collectives import fabrics, timed_collectives, transports
-from envcheck.checks.env import all_reduce_bandwidth, collective_bandwidth, fabric_libraries, transport
+from envcheck.checks.env import all_reduce_bandwidth, collective_bandwidth, fabric_libraries, rails, transport
 from tests.builders import Entry, group
 from tests.tables import each
 
@@ -234,3 +234,51 @@ def test_what_this_machine_has_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
     assert measured["libraries"]["libc.so.6"] is None
     assert "libnot-there.so.1" in measured["libraries"]["libnot-there.so.1"]
     assert {*measured["plugins"]} == {"ofi", "libnccl-net-ofi.so"}
+
+
+def looped(odd: dict[str, float] | None = None, message: str | None = None, **more: Any) -> list[Entry]:
+    """Return the ranks of one node whose GPUs reach each other through one port each; `odd` ports are slower."""
+    rates = [(odd or {}).get(f"mlx5_{number}", 47.0) for number in range(8)]
+
+    def measured(rank: int) -> Entry:
+        lines = "".join(
+            f"{INFO}Channel 00/0 : {rank}[0] -> {(rank + 1) % 8}[0] [{way}] via NET/IB/{number}/GDRDMA\n"
+            for number, way in ((rank, "send"), ((rank + 1) % 8, "receive"))
+        )
+        source = (rank - 1) % 8
+        sent = {"bytes": 1 << 27, "seconds": (1 << 27) / min(rates[source], rates[rank]) / 1e9, "right": True}
+        whole = {"bytes": 1 << 30, "seconds": (1 << 30) * 1.75 / min(rates) / 1e9, "right": True}
+        log = transports.parse((verbs() if message is None else message) + lines)
+        mine = [sent if number == source else None for number in range(8)]
+        return {"whole": whole, "sent": mine, "ports": RAILS, "nccl": log, **more}
+
+    return group(measured, 8)
+
+
+def test_each_rail_is_told_and_the_slow_one_named(h100: View) -> None:
+    sound = rails.judge(h100, looped())
+    assert (sound.status, sound.value, len(sound.details["rails"])) == (PASS, pytest.approx(47.0), 8)
+    outcome = rails.judge(h100, looped(odd={"mlx5_3": 12.0}))
+    # No port was met and the floors have one source each: they warn.
+    assert (outcome.status, outcome.code) == (WARN, "speed.unverified")
+    assert [finding.culprit for finding in outcome.findings] == ["all-reduce", "mlx5_3:1/IB"]
+    assert "mlx5_3:1/IB: 12 GB/s over the network, of its port's 50" in outcome.findings[1].summary
+    unnamed = rails.judge(h100, [{**e, "nccl": transports.parse(verbs())} for e in looped(odd={"mlx5_3": 12.0})])
+    assert {f.culprit for f in unnamed.findings} == {"all-reduce", "rank 2 to rank 3", "rank 3 to rank 4"}
+
+
+@each(
+    "ranks, status, code",
+    [
+        (looped(message=NO_VERBS + SOCKETS), FAIL, "rails.sockets"),
+        (looped(message=SOCKETS, ports=ROCE[:1]), WARN, "rails.sockets"),
+        (looped(message=INFO), ERROR, "transport.unread"),
+        (looped(ports=[]), SKIP, "rails.none"),
+        (looped(sent=None), ERROR, "rails.unmeasured"),
+        (looped(whole={"bytes": 1 << 30, "seconds": 0.1, "right": False}), FAIL, "data.wrong"),
+        (looped(whole={"bytes": 1 << 30, "seconds": None, "right": True}), ERROR, "speed.missing"),
+    ],
+)
+def test_a_node_that_does_not_use_its_own_rails_is_no_pass(h100: View, ranks: Any, status: str, code: str) -> None:
+    outcome = rails.judge(h100, ranks)
+    assert (outcome.status, outcome.code) == (status, code)
