@@ -64,7 +64,7 @@ class Place:
 
     def say(self, *words: str | Path, status: int = 0) -> str:
         """Do the same in this process: a tenth of the time, for what starts nothing and asks nobody."""
-        printed = io.StringIO()
+        printed = io.TextIOWrapper(io.BytesIO(), write_through=True)  # some commands print bytes
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
             for name in [*os.environ]:
                 patch.delenv(name)
@@ -75,8 +75,10 @@ class Place:
             patch.setattr("sys.stderr", printed)
             with pytest.raises(SystemExit) as ended:
                 main()
-        assert int(str(ended.value.code)) == status, printed.getvalue()
-        return printed.getvalue()
+        printed.seek(0)
+        said = printed.read()
+        assert int(str(ended.value.code)) == status, said
+        return said
 
     def left(self) -> dict[str, set[str]]:
         """Return what the search finds below the directory, but for what was put there."""
