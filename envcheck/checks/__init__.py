@@ -207,8 +207,12 @@ class Verdict:
         limit: Limit | None = None,
         **details: Any,
     ) -> Outcome:
-        """Return the outcome, with what to do; a value has its limit's unit, and is left out where it is not finite."""
-        value = None if isinstance(value, float) and not math.isfinite(value) else value
+        """Return the outcome, with what to do; a value has its limit's unit.
+
+        Wrong data may be no number, which no report can hold: it is left out. Of a speed or a warning it is an error.
+        """
+        if self.status == FAIL and not self.remeasure and isinstance(value, float) and not math.isfinite(value):
+            value = None
         unit = unit or _unit(value, limit)
         return Outcome(self.status, summary, value, unit, limit, fix, details, code, culprit, self.remeasure)
 

@@ -117,7 +117,8 @@ def judged(outcome: Any) -> Outcome:
 BAD = [
     Outcome(FAIL, "no remedy"),
     Outcome("fine", "no such status"),
-    failed("not a number", fix="look", value=float("nan"), code="it.nan"),
+    too_slow("not a number", fix="look", value=float("nan"), code="it.nan"),
+    warned("no number either", fix="look", value=float("nan"), code="it.nan"),
     Outcome(WARN, "too slow, yet no failure", remedy="look", remeasure=True),
     Outcome(PASS, "nested", findings=(passed("x"),)),
 ]
