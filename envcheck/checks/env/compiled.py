@@ -24,6 +24,7 @@ CHECK = checks.Check(
     promise="torch.compile compiles a small model as one graph; its results and gradients are right",
     level="standard",
     seconds=12.0,
+    cpu_seconds=9.0,
     timeout=240.0,
 )
 

@@ -13,7 +13,7 @@ CHECK = Check(
     promise="every library of torch, triton and NVIDIA's packages is, byte for byte, the one that was installed",
     level="standard",
     seconds=8.0,
-    cpu_seconds=2.0,
+    cpu_seconds=1.5,
     timeout=600.0,
 )
 

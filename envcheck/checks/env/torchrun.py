@@ -28,7 +28,7 @@ CHECK = checks.Check(
     promise="torchrun starts ranks that find each other by the host name, and they end without a crash",
     level="full",
     seconds=12.0,
-    cpu_seconds=4.0,
+    cpu_seconds=5.0,
     timeout=260.0,
 )
 
