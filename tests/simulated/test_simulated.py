@@ -56,6 +56,7 @@ def pair(torch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 @pytest.mark.parametrize("check", [*ON_GPUS, "checkpoint", "dataloader"])
 def test_every_gpu_check_runs_to_its_end(pair: dict[str, Any], check: str) -> None:
     allowed = {"pass", "warn", "fail"} if check in TIMED else {"pass"}
+    allowed = {"skip"} if check == "rails" else allowed  # this machine simulates no RDMA port
     assert pair[check]["status"] in allowed, pair[check]
 
 
