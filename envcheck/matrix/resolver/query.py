@@ -1,12 +1,13 @@
 """The query for the resolver: normalize it, validate it, and find its GPUs, host architecture and releases."""
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from envcheck.errors import refuse
+from envcheck.errors import ConfigError, refuse
 from envcheck.matrix.facts.lookup import READ_CC, Device, Facts
 from envcheck.matrix.facts.model import HostArch, TorchRelease, branch, key
 
@@ -68,8 +69,8 @@ def _without_blanks(query: Query) -> Query:
 def with_whole_driver(facts: Facts, query: Query) -> tuple[Query, list[str]]:
     """Return the query with a driver instead of a branch ("550"), and a note that says which one it was taken for.
 
-    That is the first driver of the branch that came with a CUDA toolkit: what fits it fits every later one. Where none
-    is known it is X.0, which is below every driver of the branch.
+    That is the first driver of the branch that came with a CUDA toolkit, and drives the query's GPUs: what fits it
+    fits every later one. Where none is known it is X.0, which is below every driver of the branch.
     """
     name = query.driver or ""
     if not _BRANCH.fullmatch(name):
@@ -78,6 +79,10 @@ def with_whole_driver(facts: Facts, query: Query) -> tuple[Query, list[str]]:
     minor = facts.minors.get(row.cuda) if row else None
     first = minor.native_driver if minor and branch(minor.native_driver) == name else f"{name}.0"
     which = "the first that came with a CUDA toolkit" if first != f"{name}.0" else "below every driver of the branch"
+    with contextlib.suppress(ConfigError):  # a GPU without facts is refused elsewhere
+        for gpu in filter(None, (device.gpu for device in requested_devices(facts, query))):
+            if key(gpu.first_driver.get(name, first)) > key(first):
+                first, which = gpu.first_driver[name], f"the first that drives {gpu.name}"
     note = f"--driver {query.driver} is a branch: taken as {first}, {which}; give the whole version for a closer answer"
     return query.replace(driver=first), [note]
 

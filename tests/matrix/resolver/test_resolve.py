@@ -188,6 +188,12 @@ def test_words_as_people_write_them() -> None:
         normalized(Query(torch="2.8.0+cu121", variant="cu128"))
 
 
+def test_a_branch_is_the_first_of_its_drivers_that_drives_the_gpu(ask: Ask) -> None:
+    for gpu, driver in (("H100", "570"), ("L40S", "535"), ("B200", "570")):
+        assert ask(gpus=[gpu], driver=driver).legal, gpu
+    assert not ask(gpus=["B200"], driver="535").legal
+
+
 @each(("gpu", "driver", "verdict"), CASES["drivers"])
 def test_the_first_driver_of_each_branch_that_knows_the_gpu(ask: Ask, gpu: str, driver: str, verdict: str) -> None:
     variant = "cu128" if gpu == "GB200" else "cu118"
