@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from envcheck.data import rendered
 from envcheck.errors import refuse
+from envcheck.fleet.kubernetes_pods import PodOptions, pod_parts
 
 # Slurm ends a HealthCheckProgram after 60 s (slurm.conf(5)); the script needs some of it to start and to end.
 HEALTH_SECONDS: Final = 45
@@ -50,6 +51,7 @@ class LaunchValues(NamedTuple):
     namespace: str
     variables: tuple[str, ...]
     drain: bool = False
+    pods: PodOptions = PodOptions()
 
 
 def context(values: LaunchValues, system: str) -> dict[str, Any]:
@@ -88,6 +90,7 @@ def context(values: LaunchValues, system: str) -> dict[str, Any]:
         "renew_after": max(1, max_age // 3),
         "interval": max(30, max_age // 3),
         "minutes": _MINUTES[values.level],
+        **pod_parts(values.pods, values.gpus, values.nodes, drain=values.drain),
     }
 
 

@@ -3,6 +3,7 @@
 import os
 import shlex
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from envcheck.cli import cli
 from envcheck.errors import ConfigError
 from envcheck.fleet.group.membership import membership
 from envcheck.fleet.kubernetes_node import TAINT
+from envcheck.fleet.kubernetes_pods import PodOptions
 from envcheck.fleet.launch_files import LaunchValues, launch_files
 from tests.tables import each
 
@@ -115,7 +117,8 @@ def test_what_slurm_sees_of_each_exit_code(tmp_path: Path, script: str, codes: d
 def test_values_arrive_in_the_manifests_as_they_were_given(values: LaunchValues) -> None:
     text = "\n---\n".join(texts("kubernetes", values).values())
     documents = {one["kind"]: one for one in yaml.safe_load_all(text)}
-    account = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding"} if values.drain else set()
+    policy = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    account = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding"} | policy if values.drain else set()
     assert set(documents) == {"Job", "Pod", "DaemonSet", "JobSet"} | account
     gang = gang_job(text)["spec"]
     assert (gang["completions"], gang["backoffLimitPerIndex"], gang["maxFailedIndexes"]) == (16, 0, 16)
@@ -123,7 +126,7 @@ def test_values_arrive_in_the_manifests_as_they_were_given(values: LaunchValues)
     assert (job["completions"], job["completionMode"], job["backoffLimitPerIndex"]) == (16, "Indexed", 0)
     container = job["template"]["spec"]["containers"][0]
     assert container["image"] == IMAGE
-    assert ("resources" in container) == bool(values.gpus)
+    assert ("limits" in container["resources"]) == bool(values.gpus)
     given = dict(variable.split("=", 1) for variable in values.variables)
     (ranks,) = gang["template"]["spec"]["containers"]
     environ = {entry["name"]: entry["value"] for entry in ranks["env"] if "value" in entry}
@@ -131,7 +134,7 @@ def test_values_arrive_in_the_manifests_as_they_were_given(values: LaunchValues)
     for pod in (documents["Pod"]["spec"], job["template"]["spec"], gang["template"]["spec"]):
         for one in [*pod.get("initContainers", []), *pod["containers"]]:
             assert given.items() <= {entry["name"]: entry.get("value") for entry in one["env"]}.items()
-    assert "nvidia.com/gpu" not in texts("kubernetes", values)["watch-daemonset.yaml"]
+    assert "limits" not in texts("kubernetes", values)["watch-daemonset.yaml"]
 
 
 @pytest.mark.tools
@@ -142,14 +145,118 @@ def test_kubernetes_schemas_hold(tmp_path: Path, validators: Path, values: Launc
     files["gang-jobset.yaml"] = yaml.safe_dump(gang_job(files["gang-jobset.yaml"]))
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    command = [str(validators / "kubernetes-validate"), "--strict", *(str(tmp_path / name) for name in files)]
+    schema_holds(validators, "1.37", [tmp_path / name for name in files])
+
+
+def schema_holds(validators: Path, version: str, files: list[Path]) -> None:
+    command = [str(validators / "kubernetes-validate"), "--strict", "-k", version, *map(str, files)]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     output = completed.stdout + completed.stderr
-    documents = sum(len([*yaml.safe_load_all(text)]) for text in files.values())
+    documents = sum(len([*yaml.safe_load_all(path.read_text())]) for path in files)
     assert (completed.returncode, output.count(" passed for ")) == (0, documents), output
 
 
+GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+SPOT = {"key": "spot", "operator": "Exists"}
+# What an option is in a pod, and whether a pod of the DaemonSet has it too.
+OPTIONS: dict[str, tuple[Any, dict[str, Any], bool]] = {
+    "node_selector": (("example.com/gpu=h100",), {"nodeSelector": {"example.com/gpu": "h100"}}, True),
+    "toleration": (("spot:NoExecute",), {"tolerations": [GPU_TAINT, {**SPOT, "effect": "NoExecute"}]}, True),
+    "runtime_class": ("nvidia", {"runtimeClassName": "nvidia"}, True),
+    "priority_class": ("true", {"priorityClassName": "true"}, True),
+    "pull_secret": (("a", "b"), {"imagePullSecrets": [{"name": "a"}, {"name": "b"}]}, True),
+    "host_network": (True, {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}, True),
+    "scheduler": ("mine", {"schedulerName": "mine"}, False),
+    "claim": (("domain",), {"resourceClaims": [{"name": "claim-0", "resourceClaimTemplateName": "domain"}]}, False),
+    "resource": (("rdma/hca=8", "memory=256Gi", "hugepages-2Mi=1Gi"), {}, False),
+    "queue": ("team-a", {}, False),
+    "gang": ("volcano", {}, False),
+}
+
+
+def with_option(name: str, value: Any) -> LaunchValues:
+    return VALUES._replace(pods=PodOptions(**{name: value}))
+
+
+def pods_of(files: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Return each pod's name and specification."""
+    yield "preflight", yaml.safe_load(files["preflight.yaml"])["spec"]
+    yield "sweep", yaml.safe_load(files["sweep-job.yaml"])["spec"]["template"]["spec"]
+    yield "group", gang_job(files["gang-jobset.yaml"])["spec"]["template"]["spec"]
+    yield "watch", yaml.safe_load(files["watch-daemonset.yaml"])["spec"]["template"]["spec"]
+
+
+def test_each_option_is_in_the_pods_that_need_it() -> None:
+    assert set(OPTIONS) == set(PodOptions._fields)
+    for name, (value, expected, everywhere) in OPTIONS.items():
+        for pod, spec in pods_of(texts("kubernetes", with_option(name, value))):
+            found = {key: spec.get(key) for key in expected}
+            assert found == (expected if pod != "watch" or everywhere else dict.fromkeys(expected)), (name, pod)
+    for pod, spec in pods_of(texts("kubernetes", with_option("resource", OPTIONS["resource"][0]))):
+        limits = {"nvidia.com/gpu": "8", "rdma/hca": "8", "hugepages-2Mi": "1Gi"}
+        asked = {"requests": {"cpu": "16", "memory": "256Gi"}, "limits": limits}
+        for one in [*spec.get("initContainers", []), *spec["containers"]]:
+            assert one["resources"] == (asked if pod != "watch" else {"requests": {"cpu": "100m", "memory": "1Gi"}})
+    queued = texts("kubernetes", with_option("queue", "team-a"))
+    labelled = {name for name, text in queued.items() if 'kueue.x-k8s.io/queue-name: "team-a"' in text}
+    assert labelled == {"sweep-job.yaml", "preflight.yaml", "gang-jobset.yaml"}
+
+
+def test_the_defaults_are_what_a_cluster_admits() -> None:
+    for pod, spec in pods_of(texts("kubernetes")):
+        assert spec["tolerations"] == [GPU_TAINT]
+        assert spec["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+        assert spec.get("nodeSelector") == ({"nvidia.com/gpu.present": "true"} if pod == "watch" else None)
+        sizes = [volume["emptyDir"]["sizeLimit"] for volume in spec["volumes"] if "emptyDir" in volume]
+        assert sizes == ([] if pod == "watch" else ["8Gi"])
+        for one in [*spec.get("initContainers", []), *spec["containers"]]:
+            added = {} if pod == "watch" else {"add": ["IPC_LOCK"]}
+            assert one["securityContext"]["capabilities"] == {"drop": ["ALL"], **added}
+            assert one["securityContext"]["allowPrivilegeEscalation"] is False
+            assert set(one["resources"]["requests"]) == {"cpu", "memory"}
+    assert all("Pod Security level" in text for text in texts("kubernetes").values())
+
+
+@each(
+    "gang, count",
+    [("kubernetes-1.35", "'minCount': 16"), ("kubernetes-1.37", "'minCount': 16"), ("volcano", "'minMember': 16")],
+)
+def test_a_gang_counts_all_pods_and_each_pod_names_it(gang: Any, count: str) -> None:
+    text = texts("kubernetes", with_option("gang", gang))["gang-jobset.yaml"]
+    jobset, group = yaml.safe_load_all(text)
+    template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    named = [
+        template["metadata"].get("annotations"),
+        *(template["spec"].get(f) for f in ("workloadRef", "schedulingGroup")),
+    ]
+    assert (count in str(group["spec"]), f"'{group['metadata']['name']}'" in str(named)) == (True, True)
+    assert template["spec"].get("schedulerName") == ("volcano" if gang == "volcano" else None)
+    assert ("one by one" in text, "one by one" in texts("kubernetes")["gang-jobset.yaml"]) == (False, True)
+
+
+@pytest.mark.tools
+def test_kubernetes_schemas_hold_with_each_option(tmp_path: Path, validators: Path) -> None:
+    written = []
+    for name, (value, _, _) in OPTIONS.items():
+        files = texts("kubernetes", with_option(name, value)._replace(drain=True))
+        for file, text in files.items():
+            written.append(tmp_path / f"{name}-{file}")
+            written[-1].write_text(text if "JobSet" not in text else yaml.safe_dump(gang_job(text)))
+    schema_holds(validators, "1.37", written)
+    for version in ("1.35", "1.37"):
+        text = texts("kubernetes", with_option("gang", f"kubernetes-{version}"))["gang-jobset.yaml"]
+        (tmp_path / version).write_text(yaml.safe_dump_all([gang_job(text), [*yaml.safe_load_all(text)][1]]))
+        schema_holds(validators, version, [tmp_path / version])
+
+
 REFUSED: dict[str, list[Any]] = {
+    "pods": [
+        *(PodOptions(node_selector=text) for text in [("a",), ("a=1", "a=2")]),
+        *(PodOptions(toleration=(text,)) for text in ("a=b:Never", "a: b")),
+        *(PodOptions(resource=(text,)) for text in ("rdma/hca", "rdma/hca=0", "nvidia.com/gpu=8")),
+        *(with_option(name, ("a\nb",)).pods for name in ("claim", "pull_secret")),
+        *(with_option(name, "no name").pods for name in ("queue", "runtime_class", "priority_class", "scheduler")),
+    ],
     "image": ["torch:1", IMAGE + "\n      privileged: true", "$(id)@sha256:" + "a" * 64, None],
     "python": ["/opt/venv"],
     "program": ["envcheck", "/opt/x\nrm -rf /"],
@@ -179,6 +286,11 @@ def test_the_command_prints_the_files_and_refuses_what_they_do_not_hold() -> Non
     assert CliRunner().invoke(cli, words).stdout.startswith("# sweep.sbatch\n#!/bin/bash\n")
     refused = CliRunner().invoke(cli, [*words, "--env", "NCCL_DEBUG=INFO"])
     assert "--env has no place in the files for Slurm" in str(refused.exception)
+    assert "--queue has no place in" in str(CliRunner().invoke(cli, [*words, "--queue", "a"]).exception)
+    words = ["fleet", "render", "kubernetes", "--image", IMAGE, "--runtime-class", "nvidia", "--resource", "rdma/hca=8"]
+    given = CliRunner().invoke(cli, [*words, "--gang", "volcano", "--host-network"]).stdout
+    parts = 'runtimeClassName: "nvidia"', '"rdma/hca": "8"', "hostNetwork: true", "scheduling.volcano.sh"
+    assert [part for part in parts if part not in given] == []
 
 
 def test_only_with_drain_may_the_daemonset_change_nodes() -> None:
@@ -188,10 +300,14 @@ def test_only_with_drain_may_the_daemonset_change_nodes() -> None:
     assert {name for name in plain if plain[name] != draining[name]} == {watch}
     assert yaml.safe_load(plain[watch])["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
     pod = yaml.safe_load(draining[watch])["spec"]["template"]["spec"]
-    account, role, binding = yaml.safe_load_all(draining["rbac.yaml"])
+    account, role, binding, policy, bound = yaml.safe_load_all(draining["rbac.yaml"])
     assert pod["serviceAccountName"] == account["metadata"]["name"] == binding["subjects"][0]["name"]
     assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]
-    assert pod["tolerations"] == [{"key": TAINT, "operator": "Exists"}]
+    assert pod["tolerations"] == [GPU_TAINT, {"key": TAINT, "operator": "Exists"}]
+    user = f"system:serviceaccount:{account['metadata']['namespace']}:{account['metadata']['name']}"
+    assert user in policy["spec"]["matchConditions"][0]["expression"]
+    assert (bound["spec"]["policyName"], policy["spec"]["failurePolicy"]) == (policy["metadata"]["name"], "Fail")
+    assert "authentication.kubernetes.io/node-name" in policy["spec"]["validations"][1]["expression"]
     assert pod["initContainers"][0]["command"][-1] == "--drain"
     assert " --drain " in pod["containers"][0]["command"][2]
 

@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import click
 
@@ -25,6 +25,7 @@ from envcheck.fleet.group.membership import Membership, membership
 from envcheck.fleet.group.outcome import FORMED, of_group, of_node
 from envcheck.fleet.group.session import chosen, met
 from envcheck.fleet.hostlist import unfold
+from envcheck.fleet.kubernetes_pods import Gang, PodOptions
 from envcheck.fleet.launch_files import LaunchValues, launch_files
 from envcheck.fleet.pairs import results
 from envcheck.fleet.pairs.diagnosis import SMALL
@@ -275,6 +276,17 @@ class FleetRenderOptions:
         tuple[str, ...], Option("--env", "Kubernetes: NCCL_*, FI_*, UCX_*, GLOO_* of pods.", metavar="NAME=VALUE")
     ] = ()
     drain: Annotated[bool, Option("Kubernetes: taint nodes whose check failed (adds rbac.yaml).")] = False
+    node_selector: Annotated[tuple[str, ...], Option("Kubernetes: a label of nodes.", metavar="KEY=VALUE")] = ()
+    toleration: Annotated[tuple[str, ...], Option("Kubernetes: a taint.", metavar="KEY[=VALUE][:EFFECT]")] = ()
+    resource: Annotated[tuple[str, ...], Option("Kubernetes: rdma/hca=8, cpu=32, memory=1Ti.", metavar="NAME=N")] = ()
+    claim: Annotated[tuple[str, ...], Option("Kubernetes: a ResourceClaimTemplate (DRA).", metavar="NAME")] = ()
+    pull_secret: Annotated[tuple[str, ...], Option("Kubernetes: secret of the registry.", metavar="NAME")] = ()
+    runtime_class: Annotated[str | None, Option("Kubernetes: runtime class, e.g. nvidia.", metavar="NAME")] = None
+    priority_class: Annotated[str | None, Option("Kubernetes: priority class.", metavar="NAME")] = None
+    scheduler: Annotated[str | None, Option("Kubernetes: scheduler of Job, JobSet and Pod.", metavar="NAME")] = None
+    queue: Annotated[str | None, Option("Kubernetes: LocalQueue of Kueue.", metavar="NAME")] = None
+    gang: Annotated[Gang | None, Option("Kubernetes: place all ranks of a group, or none.")] = None
+    host_network: Annotated[bool, Option("Kubernetes: pods use the node's network.")] = False
 
 
 @command_with(
@@ -289,12 +301,15 @@ def render(options: FleetRenderOptions, settings: Settings) -> None:
 
     Without --output the files are printed, one after the other. Exit 2: a value cannot be used in a script or manifest.
     """
-    if options.system == "slurm" and options.variables:
-        refuse("--env has no place in the files for Slurm", "set it in the environment of sbatch, which passes it on")
-    given = {name: value for name, value in asdict(options).items() if name in LaunchValues._fields}
+    pods = PodOptions(*(getattr(options, name) for name in PodOptions._fields))
+    pods_only = {"env": options.variables, **pods._asdict()}
+    for name in [name for name, value in pods_only.items() if value and options.system == "slurm"]:
+        fix = "leave it out; a variable of --env belongs into the environment of sbatch, which passes it on"
+        refuse(f"--{name.replace('_', '-')} has no place in the files for Slurm", fix)
+    given: dict[str, Any] = {name: value for name, value in asdict(options).items() if name in LaunchValues._fields}
     given["program"] = options.program or _this_program()
     given["reports"] = options.reports or str(Path.cwd() / "envcheck-reports")
-    for file in launch_files(options.system, LaunchValues(**given)):
+    for file in launch_files(options.system, LaunchValues(**given, pods=pods)):
         if options.output is None:
             click.echo(f"# {file.name}\n{file.text}", nl=False)
             continue
