@@ -14,14 +14,17 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 
 from envcheck import safe_files
-from envcheck.checks import ERROR, FAIL, SKIP, Check, Limit, Outcome, View, failed, passed, undecided
+from envcheck.checks import ERROR, FAIL, SKIP, Check, Limit, Outcome, View, failed, passed, undecided, worst
+from envcheck.checks.env import disk_read
 from envcheck.checks.node import infiniband
 from envcheck.counting import counted
 from envcheck.errors import refuse
 from envcheck.matrix.facts.lookup import find_gpu, suggest
 from envcheck.matrix.facts.model import Matrix, key
 from envcheck.matrix.file.load import load
-from envcheck.node.snapshot import Signal
+from envcheck.node import signal_source
+from envcheck.node.signal_source import Source
+from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.runner.outcomes import fields
 from envcheck.runner.planning import CheckModule
 from envcheck.runner.schema import OutcomeRow
@@ -33,6 +36,10 @@ Some = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(gt=0)]
 _GIB: Final = 1 << 30
 _NODE_FIX: Final = "compare the node with what was ordered; correct the file if it asks for too much"
+_MOUNT_FIX: Final = "mount what was ordered (`findmnt`, /etc/fstab), or correct the file"
+# disk-read writes for 20 s and reads for 20 s at most; the rest is for a server that is slow to answer.
+_MOUNT_SECONDS: Final = 60.0
+_MOUNTED: Final = signal_source.fields(point=signal_source.string, kind=signal_source.string)
 _MEASURED_FIX: Final = "compare the node with what was ordered; see also the check {of}"
 _RUN: Final = "run it with a level that has the check {of}, or with --only {of}"
 Values = Callable[[OutcomeRow], Iterable[Any]]
@@ -88,6 +95,18 @@ class NetworkDemand(_Table):
     latency_us: Some | None = None
 
 
+class MountDemand(_Table):
+    """A file system that is mounted at `path` or above it, of this type (as in /proc/mounts) and at least so fast.
+
+    Where a speed is demanded, a file of at most 1 GiB is written there, synced, and read past the page cache.
+    """
+
+    path: str
+    type: str | None = None
+    read_gb_s: Some | None = None
+    write_gb_s: Some | None = None
+
+
 class Requirements(_Table):
     """A whole file."""
 
@@ -96,6 +115,7 @@ class Requirements(_Table):
     driver: DriverDemand | None = None
     host: HostDemand | None = None
     network: NetworkDemand | None = None
+    mounts: list[MountDemand] = msgspec.field(default_factory=list)
 
 
 def read(source: str, matrix: Matrix | None = None) -> Requirements:
@@ -120,12 +140,17 @@ def read(source: str, matrix: Matrix | None = None) -> Requirements:
 
 def _problems(requirements: Requirements, matrix: Matrix) -> Iterator[tuple[str, str]]:
     tables = {name: getattr(requirements, name) for name in ("gpu", "driver", "host", "network")}
-    if all(table is None or table == type(table)() for table in tables.values()):
+    mounts = requirements.mounts
+    if not mounts and all(table is None or table == type(table)() for table in tables.values()):
         yield " contains no requirements", _ALL_SETTINGS  # it would let every node pass
     values = [(f"{t}.{k}", v) for t, table in tables.items() if table for k, v in msgspec.to_builtins(table).items()]
+    values += [(f"mounts {m.path!r}", v) for m in mounts for v in (m.read_gb_s, m.write_gb_s)]
     endless = [name for name, value in values if isinstance(value, float) and not math.isfinite(value)]
     if endless:
         yield f": {', '.join(endless)} is not a number", "give a finite one, or leave it out"
+    for mount in mounts:
+        if not mount.path.startswith("/"):
+            yield f": mounts: {mount.path!r} is no absolute path", 'write it from the root on: path = "/data"'
     yield from _driver_problems(requirements.driver or DriverDemand())
     model = requirements.gpu.model if requirements.gpu else None
     if model is not None and not model.strip():
@@ -152,10 +177,11 @@ def node_checks(requirements: Requirements) -> list[CheckModule]:
     """Return a check for each demand, to be run with the others."""
     return [
         CheckModule(
-            *(f"require-{name}", "node", Check(promise=promise, level="static", seconds=0.01), judge),
+            *(f"require-{name}", "node", Check(promise=promise, level="static", seconds=seconds), judge),
             *(f"Asked for by {requirements.name}.", "", PROFILES),
         )
         for name, promise, judge in _on_node(requirements)
+        for seconds in [5.0 if name.startswith("mount-") else 0.01]
     ]
 
 
@@ -184,6 +210,8 @@ def _on_node(requirements: Requirements) -> Iterator[tuple[str, str, Callable[[V
     if host and host.hugepages:
         pages = bound(_read, "host.hugepages", bound(_pages, source, host.hugepages))
         yield "hugepages", f"transparent huge pages: {host.hugepages}", pages
+    for number, mount in enumerate(requirements.mounts):
+        yield f"mount-{number}", f"what is mounted at {mount.path}", bound(_mount, source, mount, number)
     if network:
         yield "network-ports", f"{counted(network.ports, 'port')} in use", bound(_network, source, network)
     if driver and (driver.min or driver.below):
@@ -239,6 +267,55 @@ def _network(source: str, demand: NetworkDemand, view: View) -> Outcome:
     summary = counted(len(fast), "active port") + (f" of {demand.gbit_s:g} Gb/s or more" if demand.gbit_s else "")
     limit = Limit(demand.ports, "ports", source)
     return _held(f"{summary}, for {source}", limit, len(fast), met=len(fast) >= demand.ports)
+
+
+def with_mounts(mounts: Iterable[MountDemand], collect: Callable[[], Snapshot]) -> Snapshot:
+    """Return the snapshot with a signal for each mount that is demanded; they are measured one after the other."""
+    snapshot = collect()
+    for number, mount in enumerate(mounts):
+        source = Source(_MOUNTED, functools.partial(_read_mount, mount), mount.path)
+        (task,) = signal_source.each({f"mount.{number}": source})
+        read = signal_source.read([task._replace(timeout=_MOUNT_SECONDS)])
+        snapshot = dataclasses.replace(snapshot, signals={**snapshot.signals, **read.signals})
+    return snapshot
+
+
+def _read_mount(mount: MountDemand) -> dict[str, Any]:
+    Path(mount.path).stat()  # what is not there is no part of the file system above it
+    point, kind = disk_read.mounted(mount.path)
+    speeds = disk_read.measured_at(mount.path) if mount.read_gb_s or mount.write_gb_s else {}
+    return {"point": point, "kind": kind, **speeds}
+
+
+def _mount(source: str, demand: MountDemand, number: int, view: View) -> Outcome:
+    """Judge a mount's type, its bytes and its speeds; a path on the root file system has nothing mounted."""
+    signal = view.snapshot.signal(f"mount.{number}")
+    found, path = _table(signal.value, ""), demand.path
+    kind, point = found.get("kind"), found.get("point")
+    if not isinstance(kind, str):
+        return _unread(signal.reason or f"{path}: read as {str(signal.value)[:40]}")
+    wanted = Limit(demand.type or "a mount", "", source, "equal")
+    on_root = point == "/" and path != "/"
+    what = f"{path}: {'nothing is mounted there, it lies on the root file system, ' if on_root else ''}{kind}"
+    findings = [_held(what, wanted, kind, met=not on_root and demand.type in (None, kind), fix=_MOUNT_FIX)]
+    if found.get("same") is False:
+        fix = "look at `dmesg`, and at the file system's servers"
+        findings.append(failed(f"{path} gave back other bytes than were written", fix=fix, code="require.mount-data"))
+    for way, least, size, seconds in (
+        ("read", demand.read_gb_s, "read", "seconds"),
+        ("write", demand.write_gb_s, "written", "writing"),
+    ):
+        if least is None:
+            continue
+        taken = found.get(size), found.get(seconds)
+        if not all(_number(one) and one > 0 for one in taken):
+            why = f"{path}: no {way} was measured: it is memory, or too little is free ({found.get('free')} B)"
+            findings.append(undecided(why, fix=_MOUNT_FIX, code="require.unmeasured"))
+            continue
+        speed = round(taken[0] / taken[1] / 1e9, 4)
+        limit = Limit(least, "GB/s", source)
+        findings.append(_held(f"{path} ({kind}): {way} {speed:g} GB/s", limit, speed, met=speed >= least))
+    return worst(findings, otherwise=findings[0])
 
 
 def _count(source: str, count: int, view: View) -> Outcome:

@@ -20,7 +20,7 @@ from envcheck.checks.support import progress_file
 from envcheck.errors import refuse
 from envcheck.runner.local_python import Handle, Target
 from envcheck.runner.planning import STARTING, CheckModule
-from envcheck.runner.requirements import Demand
+from envcheck.runner.requirements import Demand, MountDemand
 from envcheck.runner.schema import OutcomeRow, Plan, encodable
 from envcheck.runner.worker import process_limits
 from envcheck.runner.worker.fork_server import MOST_STRETCH, NODE_READ, P2P_OFF
@@ -47,8 +47,8 @@ class RunPlan:
     """What was asked for: complete before anything is measured. `chosen` are the checks of `plan`, in its order.
 
     `resolution` is what the resolver said of this machine and the target's torch, when it was asked; `matrix` the
-    Matrix to judge by, None for the shipped one. `demands` are a site's on what is measured. `stretch`: the
-    limits of checks grow where Python and torch start slowly.
+    Matrix to judge by, None for the shipped one. `demands` and `mounts` are a site's on what is measured.
+    `stretch`: the limits of checks grow where Python and torch start slowly.
     """
 
     plan: Plan
@@ -60,6 +60,7 @@ class RunPlan:
     resolution: str | None = None
     matrix: Any = None
     demands: Sequence[Demand] = ()
+    mounts: Sequence[MountDemand] = ()
 
 
 def worker_plan(plan: Plan, asked: RunPlan, known: Mapping[str, OutcomeRow], *, several_nodes: bool) -> dict[str, Any]:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks import ERROR, FAIL, PASS
+from envcheck.checks import ERROR, FAIL, PASS, View
+from envcheck.checks.env import disk_read
 from envcheck.errors import ConfigError
+from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.runner import requirements
 from envcheck.runner.schema import OutcomeRow
 from tests.builders import row
@@ -111,6 +113,54 @@ def test_every_measured_field_of_a_file_becomes_its_demand(tmp_path: Path) -> No
     assert {one.id.removeprefix("require-") for one in actual} == set(NAMES)
     assert sorted(one.limit.value for one in actual) == [1, 2, 3, 4, 5, 6, 7]
     assert requirements.measured_demands(requirements.Requirements()) == []
+
+
+GB = 10**9
+DATA = {"point": "/data", "kind": "lustre", "written": GB, "writing": 0.5, "read": GB, "seconds": 0.25, "same": True}
+
+
+@each(
+    "found, status, words",
+    [
+        (DATA, PASS, "/data: lustre|read 4 GB/s|write 2 GB/s"),
+        ({**DATA, "point": "/"}, FAIL, "nothing is mounted there"),
+        ({**DATA, "kind": "nfs4"}, FAIL, "/data: nfs4"),
+        ({**DATA, "seconds": 0.51}, FAIL, "read 1.9608 GB/s"),
+        ({**DATA, "writing": 1.1}, FAIL, "write 0.9091 GB/s"),
+        ({**DATA, "same": False}, FAIL, "other bytes"),
+        ({"point": "/data", "kind": "lustre", "free": 5}, ERROR, "too little is free (5 B)"),
+        ({**DATA, "writing": math.nan}, ERROR, "no write was measured"),
+        ({}, ERROR, "read as {}"),
+        (None, ERROR, "no answer in 60 s"),
+    ],
+)
+def test_a_mount_is_held_to_its_type_its_bytes_and_its_speeds(found: Any, status: str, words: str) -> None:
+    demand = requirements.MountDemand(path="/data", type="lustre", read_gb_s=2, write_gb_s=1)
+    (check,) = requirements.node_checks(requirements.Requirements(mounts=[demand], name="ours"))
+    signal = Signal(reason="no answer in 60 s") if found is None else Signal(found)
+    outcome = check.judge(View(Snapshot(signals={"mount.0": signal})))
+    assert (outcome.status, bool(outcome.remedy)) == (status, status != PASS)
+    said = " ".join(one.summary for one in outcome.findings or (outcome,))
+    assert all(word in said for word in words.split("|")), said
+
+
+def test_a_mount_is_written_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_read, "MOST", disk_read.LEAST)
+    monkeypatch.setattr(disk_read, "mounted", lambda _where: ("/", "ext4"))
+    here, gone = (requirements.MountDemand(path=str(tmp_path / at), write_gb_s=1) for at in ("", "gone"))
+    snapshot = requirements.with_mounts([here, gone], Snapshot)
+    measured = snapshot.signal("mount.0").value
+    assert (measured["same"], measured["written"]) == (True, disk_read.LEAST)
+    assert min(measured["writing"], measured["seconds"]) > 0
+    assert "No such file or directory" in str(snapshot.signal("mount.1").reason)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    (tmp_path / "mounts").write_text("/dev/a / ext4 rw\nauto /data autofs rw\nserver:/d /data nfs4 rw\n")
+    assert disk_read.mounted("/data/here", str(tmp_path / "mounts")) == ("/data", "nfs4")
+    for wrong in ('path = "data"', 'path = "/data"\nread_gb_s = inf', 'path = "/data"\nspeed = 1'):
+        (tmp_path / "ours.toml").write_text(f"[[mounts]]\n{wrong}\n")
+        with pytest.raises(ConfigError, match="mounts"):
+            requirements.read(str(tmp_path / "ours.toml"))
 
 
 @each("number", ["nan", "inf", "-1", "0", "true", '"1"'])

@@ -39,17 +39,21 @@ _FIX = "put data and checkpoints on local NVMe or a parallel file system, and st
 
 
 def measure(rank: Rank) -> Measured:
-    """Write a file of at most a tenth of what is free, and return how fast it is read; it has no name by then."""
+    """Return how fast a file is written and read in the work directory."""
     where = _place(rank)
+    return {"rank": rank.rank, "here": where != rank.scratch, **measured_at(where)}
+
+
+def measured_at(where: str) -> Measured:
+    """Write a file of at most a tenth of what is free, and return how fast it is read; it has no name by then."""
     state = os.statvfs(where)
-    kind, size = _kind(where), min(MOST, state.f_bavail * state.f_frsize // 10) // BLOCK * BLOCK
-    measured = {"rank": rank.rank, "kind": kind, "here": where != rank.scratch}
+    kind, size = mounted(where)[1], min(MOST, state.f_bavail * state.f_frsize // 10) // BLOCK * BLOCK
     if kind in MEMORY or size < LEAST:
-        return {**measured, "free": state.f_bavail * state.f_frsize}
+        return {"kind": kind, "free": state.f_bavail * state.f_frsize}
     descriptor, path = tempfile.mkstemp(prefix=".envcheck-", dir=where)
     try:
         os.unlink(path)  # noqa: PTH108 (nothing is left of it, whatever happens from here on)
-        return {**measured, **_measured(descriptor, size)}
+        return {"kind": kind, **_measured(descriptor, size)}
     finally:
         os.close(descriptor)
 
@@ -59,18 +63,21 @@ def _place(rank: Rank) -> str:
     return started if os.path.isdir(started) and os.access(started, os.W_OK) else rank.scratch  # noqa: PTH112 (no Path)
 
 
-def _kind(where: str) -> str:
-    with open("/proc/self/mounts", encoding="utf-8", errors="replace") as stream:  # noqa: PTH123 (no Path is made here)
+def mounted(where: str, table: str = "/proc/self/mounts") -> tuple[str, str]:
+    """Return where the file system of a path is mounted, and its type; of two mounts at one place the later one."""
+    with open(table, encoding="utf-8", errors="replace") as stream:  # noqa: PTH123 (no Path is made here)
         mounts = [line.split()[1:3] for line in stream]
     real = os.path.realpath(where) + "/"
-    mounted = [(path, kind) for path, kind in mounts if real.startswith(path.rstrip("/") + "/")]
-    return max(mounted, key=lambda mount: len(mount[0]))[1] if mounted else "unknown"
+    found = [(path, kind) for path, kind in mounts if real.startswith(path.rstrip("/") + "/")]
+    return max(reversed(found), key=lambda mount: len(mount[0])) if found else ("", "unknown")
 
 
 def _measured(descriptor: int, size: int) -> dict[str, Any]:
     """Read in rounds, timed, and compare every block of a round before the next one begins, which is not timed."""
     noise = os.urandom(BLOCK + size // BLOCK * SLIDE)
+    began = time.perf_counter()
     written = _write(descriptor, noise, size)
+    writing = time.perf_counter() - began
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     direct = _past_the_cache(descriptor)
     buffers = [mmap.mmap(-1, BLOCK) for _ in range(ROUND)]
@@ -86,7 +93,8 @@ def _measured(descriptor: int, size: int) -> dict[str, Any]:
             read += sum(counts)
             same = same and all(buffers[k - turn][:] == _block(noise, k) for k in blocks)
             turn += ROUND
-    return {"written": written, "read": read, "seconds": seconds, "direct": direct, "same": same}
+    measured = {"written": written, "writing": writing, "read": read, "seconds": seconds}
+    return {**measured, "direct": direct, "same": same}
 
 
 def _block(noise: bytes, number: int) -> bytes:

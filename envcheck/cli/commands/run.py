@@ -1,5 +1,6 @@
 """`envcheck run`."""
 
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from envcheck.runner.execute import Run, validate
 from envcheck.runner.launcher import Place, complaints, place
 from envcheck.runner.local_python import LocalPython, Target, answering, choose_python
 from envcheck.runner.planning import discover, most_telling_first, plan, select
-from envcheck.runner.requirements import Requirements, measured_demands, node_checks, read
+from envcheck.runner.requirements import Requirements, measured_demands, node_checks, read, with_mounts
 from envcheck.runner.worker.process_limits import explained
 from envcheck.runner.worker_session import RunPlan
 
@@ -186,6 +187,7 @@ def _planned(options: RunOptions, matrix: Path | None) -> RunPlan:
         resolution=click.get_current_context().meta.get("envcheck.resolution"),
         matrix=facts,
         demands=measured_demands(requirements),
+        mounts=requirements.mounts,
     )
 
 
@@ -217,7 +219,7 @@ def _run_and_report(
     with terminal.Progress(run.asked.plan) as progress:
         keeper = terminal.LiveReport(run, files.report, progress, files.redacted)
         try:
-            validate(run, collect, keeper)
+            validate(run, functools.partial(with_mounts, run.asked.mounts, collect), keeper)
         except KeyboardInterrupt as how:
             interrupted = how
     report = report_of(run)

@@ -82,7 +82,7 @@ def test_a_file_system_without_o_direct_is_read_all_the_same(tmp_path: Path, mon
         raise OSError(22, "Invalid argument")
 
     monkeypatch.setattr(disk_read, "MOST", disk_read.LEAST)
-    monkeypatch.setattr(disk_read, "_kind", lambda _where: "ext4")
+    monkeypatch.setattr(disk_read, "mounted", lambda _where: ("/", "ext4"))
     monkeypatch.setattr(os, "O_DIRECT", 0)
     honest, calls = os.preadv, []
 
@@ -101,9 +101,9 @@ def test_a_file_system_without_o_direct_is_read_all_the_same(tmp_path: Path, mon
 def test_memory_and_a_full_disk_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PWD", "/nonexistent")
     rank = Rank(0, 1, 0, "cpu", "gloo", str(tmp_path))
-    monkeypatch.setattr(disk_read, "_kind", lambda _where: "tmpfs")
+    monkeypatch.setattr(disk_read, "mounted", lambda _where: ("/", "tmpfs"))
     assert "written" not in disk_read.measure(rank)
-    monkeypatch.setattr(disk_read, "_kind", lambda _where: "ext4")
+    monkeypatch.setattr(disk_read, "mounted", lambda _where: ("/", "ext4"))
     monkeypatch.setattr(disk_read, "LEAST", 1 << 62)
     assert "written" not in disk_read.measure(rank)
     assert disk_read.measure(rank)["here"] is False
