@@ -4,9 +4,11 @@ import datetime as dt
 import email.message
 import email.parser
 import json
+import shlex
+import shutil
 import uuid
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -16,10 +18,11 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from envcheck import __version__
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.lockfile import Lock, Pin
 from envcheck.images.spec import LABEL_PREFIX, ImageSpec
 from envcheck.matrix.facts.model import PYTORCH
+from envcheck.node import subprocesses
 
 NVIDIA: Final = "LicenseRef-NVIDIA-Proprietary"
 _NVIDIA_NAMES: Final = {"nvidia proprietary software", "nvidia proprietary", NVIDIA.lower()}
@@ -171,3 +174,37 @@ def cyclonedx(spec: ImageSpec, listed: Sequence[dict[str, Any]], created: dt.dat
         "compositions": [{"aggregate": "incomplete", "assemblies": ["image"]}],
     }
     return json.dumps(document, indent=1) + "\n"
+
+
+# From the worst on.
+SEVERITIES: Final = ("critical", "high", "medium", "low")
+# A scanner fetches its database first, and reads an image of 10 GB.
+_SCAN_SECONDS: Final = 1800.0
+
+
+def vulnerabilities(subject: str) -> list[tuple[str, ...]]:
+    """Have Trivy, else Grype, read an image or a bill of materials: severity, id, package, version, fixed versions."""
+    tool, of_file = shutil.which("trivy") or shutil.which("grype"), Path(subject).is_file()
+    if tool is None:
+        message = "neither trivy nor grype is on PATH"
+        raise UnavailableError(message, fix="install one: github.com/aquasecurity/trivy, github.com/anchore/grype")
+    words = ["--quiet", "--output=json", f"sbom:{subject}" if of_file else subject]
+    if Path(tool).name == "trivy":
+        words = ["sbom" if of_file else "image", "--quiet", "--format=json", subject]
+    try:
+        return [*_found(json.loads(subprocesses.output(Path(tool), *words, timeout=_SCAN_SECONDS)))]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        message = f"{tool} could not tell: {getattr(error, 'strerror', None) or repr(error)}"
+        raise UnavailableError(message, fix=f"run `{shlex.join([tool, *words])}`") from error
+
+
+def _found(document: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for match in document.get("matches", ()):
+        known, artifact = match["vulnerability"], match["artifact"]
+        package = artifact["name"], artifact["version"], ", ".join(known["fix"]["versions"])
+        yield known["severity"].lower(), known["id"], *package
+    # Trivy leaves its results out where it knows nothing of what it read, which is no pass.
+    for result in () if "matches" in document else document["Results"]:
+        for one in result.get("Vulnerabilities") or ():
+            package = one["PkgName"], one["InstalledVersion"], one.get("FixedVersion") or ""
+            yield one["Severity"].lower(), one["VulnerabilityID"], *package

@@ -28,7 +28,7 @@ from envcheck.images import engines, formats
 from envcheck.images.build_context import tool_lock
 from envcheck.images.lockfile import missing
 from envcheck.images.plan import PLATFORMS
-from envcheck.images.sbom import NOT_STATED, components, cyclonedx, read
+from envcheck.images.sbom import NOT_STATED, SEVERITIES, components, cyclonedx, read, vulnerabilities
 from envcheck.images.size import measure
 from envcheck.images.spec import ImageSpec, load_spec, load_specs, make_spec, no_lock, select, select_one
 from envcheck.images.tags import REPOSITORY, parse
@@ -193,6 +193,26 @@ def sbom(options: ImagesSbomOptions, settings: Settings) -> None:
     unknown = sum(one["licenses"] == [{"license": {"name": NOT_STATED}}] for one in listed)
     if unknown and not settings.quiet:
         note(f"{unknown} of {len(listed)} licences are not known: give --metadata DIR with the wheels")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesScanOptions:
+    subject: Annotated[str, Argument(metavar="IMAGE|SBOM")]
+    severity: Annotated[Literal["low", "medium", "high", "critical"], Option("The least that counts.")] = "high"
+
+
+@command_with(ImagesScanOptions, epilog="Example: envcheck images scan envcheck/torch:2.13.0-cpu-py311-runtime")
+def scan(options: ImagesScanOptions, settings: Settings) -> int:
+    """Print the known vulnerabilities of an image, or of a file with a bill of materials, by Trivy or else Grype.
+
+    Exit 0: none of this severity; 1: there are; 2: wrong usage; 3: no scanner is on PATH, or it could not tell.
+    """
+    found, counts = vulnerabilities(options.subject), SEVERITIES[: SEVERITIES.index(options.severity) + 1]
+    rows = [row for severity in counts for row in found if row[0] == severity]
+    if not settings.quiet:
+        print_table(("SEVERITY", "ID", "PACKAGE", "VERSION", "FIXED IN"), rows)
+    click.echo(f"{counted(len(rows), 'vulnerability', 'vulnerabilities')} of {options.severity} severity or worse")
+    return 1 if rows else 0
 
 
 def _created() -> dt.datetime:
