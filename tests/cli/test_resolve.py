@@ -56,7 +56,7 @@ def test_the_answer_comes_first_then_why(run: Run) -> None:
 
 
 def test_the_pip_command_can_be_pasted(run: Run) -> None:
-    ask = ("resolve", "--torch", "2.8.0", "--variant", "cu126", "--no-here", "--mirror", "none")
+    ask = ("resolve", "--torch", "2.8.0", "--cuda", "cu126", "--no-here", "--mirror", "none")
     _, out, _ = run(*ask)
     command = shlex.split(out.split("\n\n")[0].replace("\\\n", " ").split("\n", 1)[1])
     assert command == [
@@ -83,7 +83,7 @@ def test_the_pip_command_names_the_index_of_the_mirror_profile(
 ) -> None:
     path = tmp_path / "site.yaml"
     path.write_text(f"{profile}\n", encoding="utf-8")
-    _, out, _ = run("resolve", "--torch", "2.8.0", "--variant", "cu126", "--no-here", "--mirror", str(path), "--json")
+    _, out, _ = run("resolve", "--torch", "2.8.0", "--cuda", "12.6", "--no-here", "--mirror", str(path), "--json")
     assert json.loads(out)["pip"].endswith(ends)
     assert "download.pytorch.org" not in out
 
@@ -120,8 +120,10 @@ def test_json_is_the_resolution(run: Run) -> None:
     [
         (["--gpu", "H10"], "no GPU named 'H10' in the matrix; did you mean H100"),
         (["--driver", "R570"], "--driver R570 is not a driver version; write it as nvidia-smi prints it"),
-        (["--variant", "12.8"], "--variant '12.8' is neither a CUDA variant nor cpu; write it as cu128"),
-        (["--variant", "cu128", "--cuda", "12.6"], "--variant cu128 has CUDA 12.8, --cuda says 12.6; give one"),
+        (["--cuda", "12"], "--cuda '12' is neither a CUDA version nor a variant; write it as 12.8, cu128 or cpu"),
+        (["--torch", "2.8.0+cu128", "--cuda", "12.6"], "cu128 has CUDA 12.8, --cuda says 12.6; give one of the two"),
+        (["--driver", "12.4"], "--driver 12.4: that is nvidia-smi's CUDA version, not the driver's; give its Driver"),
+        (["--base-cuda", "pytorch/pytorch:2.8.0"], "--base-cuda 'pytorch/pytorch:2.8.0' is no tag of nvidia/cuda"),
         (["--torch", "newest"], "--torch 'newest' is not a version requirement; write 2.8"),
         (["--python", "three"], "--python three is not a Python version; write it as 3.12"),
         (["--cc", "90"], "--cc 90 is not a compute capability; write it as 9.0"),
@@ -247,7 +249,7 @@ def test_a_matrix_that_never_ends_is_refused(run: Run) -> None:
         ("--python", "3.1२"),
         ("--cuda", "12.८"),
         ("--cc", "९.0"),
-        ("--variant", "cu12८"),
+        ("--cuda", "cu12८"),
     ],
 )
 def test_digits_of_other_scripts_are_refused(run: Run, option: str, value: str) -> None:

@@ -91,8 +91,7 @@ def report(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG
 class FleetPlanOptions:
     places: Annotated[tuple[Path, ...], Argument(required=True, metavar="DIR|FILE|CSV...")] = ()
     torch: Annotated[str | None, Option('A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".', metavar="REQ")] = None
-    variant: Annotated[str | None, Option("The wheel's CUDA as in its name: cu128.", metavar="cuNNN|cpu")] = None
-    cuda: Annotated[str | None, Option("The same by CUDA version, e.g. 12.8.", metavar="X.Y")] = None
+    cuda: Annotated[str | None, Option("The wheel's CUDA: 12.8, cu128 or cpu.", metavar="X.Y|cuNNN|cpu")] = None
     python: Annotated[str | None, Option("Python version, e.g. 3.12 or 3.13t.", metavar="X.Y")] = None
     as_json: Annotated[bool, Option("--json", "Print envcheck/fleet-plan/1.")] = False
 
@@ -110,7 +109,7 @@ def plan_(options: FleetPlanOptions, settings: Settings) -> int:
 
     Exit 0: every node has a cell; 1: a node has none; 2: wrong usage, or an inventory that cannot be read.
     """
-    wish = normalized(Query(torch=options.torch, variant=options.variant, cuda=options.cuda, python=options.python))
+    wish = normalized(Query(torch=options.torch, cuda=options.cuda, python=options.python))
     planned = cover.plan(load(settings.matrix), cover.of_places(options.places), wish)
     text = summary.encode(planned) if options.as_json else "\n".join(shown.plan_lines(planned))
     click.echo(text, nl=not options.as_json)

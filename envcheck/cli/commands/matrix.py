@@ -27,7 +27,7 @@ from envcheck.matrix.resolver.query import Query, matching, normalized
 @dataclass(frozen=True, kw_only=True)
 class MatrixShowOptions:
     torch: Annotated[str | None, Option('A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".', metavar="REQ")] = None
-    variant: Annotated[str | None, Option("One variant, e.g. cu128.", metavar="cuNNN|cpu")] = None
+    cuda: Annotated[str | None, Option("Wheels of one CUDA: 12.8, cu128 or cpu.", metavar="X.Y|cuNNN|cpu")] = None
     python: Annotated[str | None, Option("Only wheels for this Python.", metavar="X.Y")] = None
     arch: Annotated[Literal["x86_64", "amd64", "aarch64", "arm64"], Option("Host architecture.")] = "x86_64"
     only_gpus: Annotated[bool, Option("--list-gpus", "List the GPUs instead.")] = False
@@ -69,7 +69,7 @@ def show(options: MatrixShowOptions, settings: Settings) -> None:
         if options.as_json or matching_rows:
             _print(matching_rows, ("torch", "variant", "Python", "GPU code"), map(_release, matching_rows), options)
         if not matching_rows:
-            given = {"torch": options.torch, "variant": options.variant, "python": options.python}
+            given = {"torch": options.torch, "cuda": options.cuda, "python": options.python}
             words = " ".join(f"--{name} {value}" for name, value in given.items() if value)
             message = f"no row of the matrix meets {words}"
             raise NothingLegalError(message, fix="ask for less; `envcheck matrix show` lists them all")
@@ -79,7 +79,7 @@ def show(options: MatrixShowOptions, settings: Settings) -> None:
 
 def rows(matrix: Matrix, options: MatrixShowOptions) -> list[dict[str, Any]]:
     """Return one row for each torch and variant that the options leave, newest torch first. Raises ConfigError."""
-    query = normalized(Query(torch=options.torch, variant=options.variant, python=options.python))
+    query = normalized(Query(torch=options.torch, cuda=options.cuda, python=options.python))
     arch = ARCHS[options.arch]
     table = [
         {
@@ -102,7 +102,8 @@ def rows(matrix: Matrix, options: MatrixShowOptions) -> list[dict[str, Any]]:
         for release in matching(matrix.torch, query.torch)
         for variant in release.variants
         for build in variant.builds
-        if build.arch == arch and query.variant in (None, variant.variant) and query.python in (None, *build.python)
+        if build.arch == arch and query.python in (None, *build.python)
+        if query.variant in (None, variant.variant) and query.cuda in (None, variant.cuda)
     ]
     return sorted(table, key=lambda row: (key(row["torch"]), key(row["cuda"] or "0")), reverse=True)
 

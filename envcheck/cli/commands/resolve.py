@@ -39,11 +39,10 @@ _JOBS: Final = "MAX_JOBS=$(( $(free -g | awk '/Mem/ {print $7}') / 8 + 1 ))"
 
 @dataclass(frozen=True, kw_only=True)
 class ResolveOptions:
-    torch: Annotated[str | None, Option('A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".', metavar="REQ")] = None
-    variant: Annotated[str | None, Option("The wheel's CUDA as its name says it, e.g. cu128.", metavar="cuNNN|cpu")] = (
+    torch: Annotated[str | None, Option('2.8, 2.8.0, ">=2.6,<2.9", or nightly.', metavar="REQ")] = None
+    cuda: Annotated[str | None, Option("The wheel's CUDA: 12.8, or as its name says it.", metavar="X.Y|cuNNN|cpu")] = (
         None
     )
-    cuda: Annotated[str | None, Option("The same by CUDA version, e.g. 12.8.", metavar="X.Y")] = None
     python: Annotated[str | None, Option("Python version, e.g. 3.12 or 3.13t.", metavar="X.Y")] = None
     driver: Annotated[str | None, Option("NVIDIA driver, 570.124.06, or its branch, 570.", metavar="VERSION")] = None
     gpus: Annotated[
@@ -52,7 +51,7 @@ class ResolveOptions:
     cc: Annotated[tuple[str, ...], Option("Compute capability, for a GPU without a name.", metavar="X.Y")] = ()
     arch: Annotated[Literal["x86_64", "amd64", "aarch64", "arm64"] | None, Option("Host architecture.")] = None
     base_cuda: Annotated[
-        str | None, Option("Also say what an nvidia/cuda base image of that CUDA refuses.", metavar="X.Y")
+        str | None, Option("Also say what an nvidia/cuda base image of that CUDA or tag refuses.", metavar="X.Y|TAG")
     ] = None
     requirements: Annotated[
         tuple[str, ...],
@@ -80,7 +79,6 @@ class ResolveOptions:
         """Return the combination that is asked for."""
         return Query(
             torch=self.torch,
-            variant=self.variant,
             cuda=self.cuda,
             python=self.python,
             driver=self.driver,
@@ -102,7 +100,7 @@ def command(options: ResolveOptions, settings: Settings) -> int:
     \b
     envcheck resolve
     envcheck resolve --torch 2.8.0 --gpu H100 --driver 570.124.06
-    envcheck resolve --variant cu130 --gpu "RTX 4090" --driver 550.54.14
+    envcheck resolve --cuda cu130 --gpu "RTX 4090" --driver 550.54.14
     envcheck resolve --with flash-attn --with "vllm>=0.16" --gpu H100 --driver 550
     """
     ignored = "--extensions" if options.extensions else "--third-party" if options.third_party else None
@@ -319,7 +317,7 @@ def _published(answer: Resolution) -> list[str]:
         return []
     unlocked = f"envcheck build {answer.buildable}\nnot published: its lock is made first, through your mirror"
     if answer.published is None and answer.buildable is None:
-        return ["none of the published cells fits: use the pip command above, or relax --torch, --variant or --python"]
+        return ["none of the published cells fits: use the pip command above, or relax --torch, --cuda or --python"]
     if answer.published is None:
         return ["none of the published cells fits", unlocked]
     other = "" if answer.published == answer.cell else f"\n{answer.cell} is not published; this is the best that is"

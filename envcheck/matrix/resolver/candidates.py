@@ -222,10 +222,11 @@ def alternatives(
     offers = [*_drivers(search), *_smallest_upgrade(search), *_other_variants(search)]
     if not best.legal:
         offers += [*_torches(search), *_pythons(search)]
-        offers = offers or list(_torch_and_more(search))
+        if not any(offer.verdict in (OK, MINOR) and "driver >=" not in offer.change for offer in offers):
+            offers += _as_it_is(search)
         offers += _fewer_gpus(search)
     elif best.verdict.name == FORWARD:
-        offers += _without_package(search)
+        offers += _as_it_is(search)
     else:
         offers += _with_package(search)
     return _without_repeats(offers)
@@ -295,13 +296,22 @@ def _first(search: _Search, drivers: list[str], goals: set[str]) -> tuple[str, C
 
 
 def thresholds(facts: Facts, devices: list[Device]) -> list[str]:
-    """Return every driver at which some verdict can change, oldest first."""
+    """Return every driver at which some verdict can change, oldest first; none before a GPU's first known one."""
     cuda = facts.matrix.cuda
     drivers = {row.floor for row in cuda.families} | {row.native_driver for row in cuda.minors}
     for gpu in facts.matrix.gpus:
         if gpu.cc in {device.cc for device in devices}:
             drivers |= set(gpu.first_driver.values()) | ({gpu.min_driver} if gpu.min_driver else set())
-    return sorted((version for version in drivers if len(key(version)) >= _DRIVER_FIELDS), key=key)
+    whole = (version for version in drivers if len(key(version)) >= _DRIVER_FIELDS)
+    return sorted((version for version in whole if not any(_is_before(gpu, version) for gpu in devices)), key=key)
+
+
+def _is_before(device: Device, version: str) -> bool:
+    """Return whether a driver is older than the first known one for the GPU in its branch, or in any."""
+    if device.gpu is None:
+        return False
+    least = device.gpu.first_driver.get(branch(version), None if device.gpu.first_driver else device.gpu.min_driver)
+    return least is not None and key(version) < key(least)
 
 
 def _other_variants(search: _Search) -> Iterator[Alternative]:
@@ -347,28 +357,23 @@ def _distance(python: str, other: str) -> tuple[int, ...]:
     return (abs(python_key(other)[1] - minor), abs(python_key(other)[2] - free), -python_key(other)[1])
 
 
-def _without_package(search: _Search) -> Iterator[Alternative]:
-    legal = search.legal(search.query.replace(torch=None, variant=None, cuda=None))
-    usable = (candidate for candidate in legal if candidate.verdict.name in (OK, MINOR))
-    return _nearest_of(usable, "keep the driver, without cuda-compat: torch {0.torch} with {0.variant}")
-
-
 def _with_package(search: _Search) -> Iterator[Alternative]:
     newer = (c for c in search.ranking if c.verdict.name == FORWARD and key(c.torch) > key(search.best.torch))
     return _nearest_of(newer, "keep the driver, with cuda-compat: torch {0.torch} with {0.variant}")
 
 
-def _torch_and_more(search: _Search) -> Iterator[Alternative]:
-    query = search.query
-    for changed, keep in (
-        (query.replace(torch=None, variant=None, cuda=None), "the driver" if query.driver else "the machine"),
-        (query.replace(torch=None, variant=None, cuda=None, python=None), "the GPU and driver"),
-    ):
-        nearest = _nearest(search, [candidate for candidate in search.legal(changed) if candidate.cuda])
+def _as_it_is(search: _Search) -> Iterator[Alternative]:
+    """Offer what runs on the node as it is, without another driver or cuda-compat; with another Python if it must."""
+    query = search.query.replace(torch=None, variant=None, cuda=None)
+    keep = "driver" if query.driver else "machine"
+    for changed in (query, query.replace(python=None)):
+        usable = [c for c in search.legal(changed) if c.cuda and c.verdict.name in (OK, MINOR)]
+        nearest = usable[0] if search.best.legal and usable else _nearest(search, usable)
         if nearest is not None:
-            yield _alternative(
-                nearest, f"keep {keep}: torch {nearest.torch} with {nearest.variant}, Python {nearest.pythons[0]}"
-            )
+            keep += ", without cuda-compat" if search.best.legal else ""
+            python = f", Python {nearest.pythons[0]}" if changed is not query else ""
+            change = f"keep the {keep}: torch {nearest.torch} with {nearest.variant}{python}"
+            yield _alternative(nearest, change)
             return
 
 

@@ -9,12 +9,16 @@ import msgspec
 
 from envcheck.errors import ConfigError, refuse
 from envcheck.matrix.facts.lookup import READ_CC, Device, Facts
-from envcheck.matrix.facts.model import HostArch, TorchRelease, branch, key
+from envcheck.matrix.facts.model import HostArch, TorchRelease, key
 
 _PLAIN: Final = re.compile(r"(?:==)?(?P<version>\d+(?:\.\d+)*)(?P<wild>\.\*)?", re.ASCII)
 _PYTHON: Final = re.compile(r"3\.\d+t?", re.ASCII)
 DRIVER_VERSION: Final = re.compile(r"\d{3,4}(\.\d+){1,3}", re.ASCII)
-_BRANCH: Final = re.compile(r"\d{3,4}", re.ASCII)
+# Tegra's drivers have no version of their own: every NVIDIA Thor of JetPack 7 says 580.00 (vllm-project/vllm#34470).
+_BRANCH: Final = re.compile(r"(?P<branch>\d{3,4})(\.00)?", re.ASCII)
+# The header of nvidia-smi; from R610 on it says KMD Version and CUDA UMD Version (sgl-project/sglang#27487).
+_HEADER: Final = re.compile(r"(?:Driver|KMD) Version\s*:\s*([\d.]+)", re.ASCII)
+_CUDA_OF_DRIVER: Final = re.compile(r"(1\d)(\.\d)?", re.ASCII)
 _VARIANT: Final = re.compile(r"cpu|cu\d{2,3}", re.ASCII)
 _CUDA: Final = re.compile(r"\d{1,2}\.\d", re.ASCII)
 _CC: Final = re.compile(r"\d{1,2}\.\d", re.ASCII)
@@ -43,18 +47,23 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 def normalized(query: Query) -> Query:
     """Return the query with each axis in the matrix's form, from torch "2.8.0+cu128", Python "3.12.4", CUDA "12.8.1".
 
-    Blanks around a value, as a copied line has them, are no part of it. Raises ConfigError where the local part of a
+    Blanks around a value, as a copied line has them, are no part of it, and of nvidia-smi's header the driver counts.
+    A CUDA that is the name of a variant ("cu128", "cpu") is one. Raises ConfigError where the local part of a
     torch version contradicts the variant.
     """
     query = _without_blanks(query)
+    if query.variant is None and query.cuda is not None and _VARIANT.fullmatch(query.cuda.lower()):
+        query = query.replace(variant=query.cuda.lower(), cuda=None)
+    header = _HEADER.search(query.driver or "")
     torch, _, local = (query.torch or "").partition("+")
     if local and query.variant not in (None, local):
-        refuse(f"--torch says +{local}, --variant says {query.variant}", "give one of the two")
+        refuse(f"--torch says +{local}, --cuda says {query.variant}", "give one of the two")
     return query.replace(
         torch=torch or None,
         variant=query.variant or local or None,
         cuda=_PATCH.sub(r"\1", query.cuda) if query.cuda else None,
         python=_PATCH.sub(r"\1", query.python) if query.python else None,
+        driver=header[1] if header else query.driver,
     )
 
 
@@ -72,18 +81,16 @@ def with_whole_driver(facts: Facts, query: Query) -> tuple[Query, list[str]]:
     That is the first driver of the branch that came with a CUDA toolkit, and drives the query's GPUs: what fits it
     fits every later one. Where none is known it is X.0, which is below every driver of the branch.
     """
-    name = query.driver or ""
-    if not _BRANCH.fullmatch(name):
+    given = _BRANCH.fullmatch(query.driver or "")
+    if given is None:
         return query, []
+    name = given["branch"]
     row = facts.branch(name)
     minor = facts.minors.get(row.cuda) if row else None
-    first = minor.native_driver if minor and branch(minor.native_driver) == name else f"{name}.0"
+    first = minor.native_driver if minor and minor.native_driver.startswith(f"{name}.") else f"{name}.0"
     which = "the first that came with a CUDA toolkit" if first != f"{name}.0" else "below every driver of the branch"
-    with contextlib.suppress(ConfigError):  # a GPU without facts is refused elsewhere
-        for gpu in filter(None, (device.gpu for device in requested_devices(facts, query))):
-            if key(gpu.first_driver.get(name, first)) > key(first):
-                first, which = gpu.first_driver[name], f"the first that drives {gpu.name}"
-    note = f"--driver {query.driver} is a branch: taken as {first}, {which}; give the whole version for a closer answer"
+    what = "a branch" if name == query.driver else "Tegra's form of a branch"
+    note = f"--driver {query.driver} is {what}: taken as {first}, {which}; give the whole version for a closer answer"
     return query.replace(driver=first), [note]
 
 
@@ -94,7 +101,7 @@ def validate(facts: Facts, query: Query) -> None:
 
     A compute capability above all in the matrix is a newer GPU; any other one must be near one of the matrix.
     """
-    _refuse_bad_form(query)
+    _refuse_bad_form(facts, query)
     capabilities = [row.cc for row in facts.capabilities]
     for cc in query.cc:
         if facts.capability(cc) is None and key(cc) < key(capabilities[-1]):
@@ -105,19 +112,24 @@ def validate(facts: Facts, query: Query) -> None:
     variants = {v.variant: v.cuda for release in facts.matrix.torch for v in release.variants}
     if query.variant in variants and query.cuda not in (None, variants[query.variant]):
         cuda = f"CUDA {variants[query.variant]}" if variants[query.variant] else "no CUDA at all"
-        refuse(f"--variant {query.variant} has {cuda}, --cuda says {query.cuda}", "give one of the two")
+        refuse(f"{query.variant} has {cuda}, --cuda says {query.cuda}", "give one of the two")
 
 
-def _refuse_bad_form(query: Query) -> None:
-    if query.variant is not None and not _VARIANT.fullmatch(query.variant):
+def _refuse_bad_form(facts: Facts, query: Query) -> None:
+    cuda = query.variant if query.variant and not _VARIANT.fullmatch(query.variant) else query.cuda
+    if cuda is not None and not _CUDA.fullmatch(cuda):
         refuse(
-            f"--variant {query.variant!r} is neither a CUDA variant nor cpu",
-            "write it as cu128 or cpu; ROCm and XPU wheels are not in the matrix",
+            f"--cuda {cuda!r} is neither a CUDA version nor a variant",
+            "write it as 12.8, cu128 or cpu; ROCm and XPU wheels are not in the matrix",
         )
-    if query.cuda is not None and not _CUDA.fullmatch(query.cuda):
-        refuse(f"--cuda {query.cuda!r} is not a CUDA version", "write it as 12.8")
     if query.python is not None and not _PYTHON.fullmatch(query.python):
         refuse(f"--python {query.python} is not a Python version", "write it as 3.12 (or 3.13t)")
+    if query.driver is not None and _CUDA_OF_DRIVER.fullmatch(query.driver):
+        branches = [row.branch for row in facts.drivers if row.cuda == query.driver]
+        refuse(
+            f"--driver {query.driver}: that is nvidia-smi's CUDA version, not the driver's",
+            f"give its Driver Version (KMD Version), e.g. 550.54.14{_or_branch(branches)}; --cuda is for the wheel's",
+        )
     if query.driver is not None and not DRIVER_VERSION.fullmatch(query.driver):
         refuse(
             f"--driver {query.driver} is not a driver version",
@@ -126,6 +138,10 @@ def _refuse_bad_form(query: Query) -> None:
     for cc in query.cc:
         if not _CC.fullmatch(cc):
             refuse(f"--cc {cc} is not a compute capability", "write it as 9.0")
+
+
+def _or_branch(branches: list[str]) -> str:
+    return f", or the branch that has this CUDA, {' or '.join(branches)}" if branches else ""
 
 
 def requested_devices(facts: Facts, query: Query) -> list[Device]:

@@ -1,13 +1,14 @@
 """Decide what can run: resolve a query to the best cell, the reasons, and the nearest legal alternatives."""
 
+import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from envcheck.errors import refuse
 from envcheck.matrix.facts.lookup import Device, Facts, OtherAccelerator, find_gpu, other_accelerator
-from envcheck.matrix.facts.model import BaseImage, Cell, HostArch, Matrix, branch, key
+from envcheck.matrix.facts.model import PYTORCH, BaseImage, Cell, HostArch, Matrix, branch, key
 from envcheck.matrix.resolver.candidates import Alternative, Candidate, alternatives, candidates, thresholds
 from envcheck.matrix.resolver.query import (
     Query,
@@ -20,6 +21,12 @@ from envcheck.matrix.resolver.query import (
 from envcheck.matrix.resolver.verdict import LEGAL, MINOR, NO_WHEEL, OK, Verdict
 
 __all__ = ["Query", "Resolution", "can_build", "resolve"]
+
+_NIGHTLY: Final = re.compile(r"(?:==)?(?P<version>nightly|\d+\.\d+(\.\d+)?\.dev\d+)", re.ASCII)
+# 12.8, 12.8.1, a whole tag, or a whole reference: nvcr.io/nvidia/cuda:12.8.1-cudnn-devel-ubuntu22.04@sha256:...
+_BASE: Final = re.compile(
+    r"(?:(?:\S*/)?cuda:)?(?P<image>(?P<minor>\d{1,2}\.\d)(\.\d+)?)(?:-[\w.-]+)?(?:@\S+)?", re.ASCII
+)
 
 
 class RankedCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +89,7 @@ def resolve(
     read_here: dict[str, str] | None = None,
     notes: list[str] | None = None,
 ) -> Resolution:
-    """Return what can run. `base_cuda` adds a note on what an nvidia/cuda base of that CUDA minor refuses.
+    """Return what can run. `base_cuda` adds a note on what an nvidia/cuda base of that CUDA or tag refuses.
 
     `read_here` (axes that were read off this node) and `notes` come from the caller and are part of the result.
     Raises ConfigError for an invalid query (an unknown GPU, a malformed version).
@@ -90,6 +97,9 @@ def resolve(
     facts = Facts(matrix)
     query, taken = with_whole_driver(facts, query)
     notes = [*(notes or []), *taken]
+    nightly = _NIGHTLY.fullmatch(query.torch or "")
+    if nightly:
+        query = query.replace(torch=None)
     validate(facts, query)
     others = _other_accelerators(matrix, query)
     if others:
@@ -98,6 +108,7 @@ def resolve(
     arch = host_arch(query, devices)
     ranking = candidates(facts, query, devices, arch) or [_no_release(matrix, query)]
     best = ranking[0]
+    notes += [_nightly(nightly["version"], best)] if nightly else []
     offers = alternatives(facts, query, devices, arch, ranking)
     release = matrix.release(best.torch)
     images = _images(facts, query, devices, arch, ranking, read_here or {})
@@ -131,6 +142,12 @@ def resolve(
             if not row.legal
         ],
     )
+
+
+def _nightly(version: str, best: Candidate) -> str:
+    wish = "torch" if version == "nightly" else f"torch=={version}"
+    command = f"pip install --pre {wish} --index-url {PYTORCH}/whl/nightly/{best.variant}"
+    return f"the matrix has no nightly of torch: this is the answer for {best.torch}; a nightly of its CUDA: {command}"
 
 
 def _other_accelerators(matrix: Matrix, query: Query) -> dict[str, OtherAccelerator]:
@@ -260,12 +277,11 @@ def _first_of_branch(facts: Facts, devices: list[Device], offers: list[Alternati
 
 
 def what_base_refuses(facts: Facts, cuda: str, driver: str | None, devices: list[Device]) -> str:
-    """Return a sentence: whether nvidia/cuda of that CUDA minor starts under `driver`; None: under which drivers.
+    """Return a sentence: whether nvidia/cuda of that CUDA or tag starts under `driver`; None: under which drivers.
 
-    Raises ConfigError for a CUDA minor whose images are not in the matrix.
+    Raises ConfigError for a CUDA minor whose images are not in the matrix, and for another image.
     """
-    image = _image(facts, cuda)
-    name = f"nvidia/cuda:{image.image}"
+    image, name = _image(facts, cuda)
     if driver is None:
         return f"{name} starts under drivers of CUDA >= {image.cuda}, and {_exceptions(image)}"
     row = facts.branch(driver)
@@ -276,23 +292,31 @@ def what_base_refuses(facts: Facts, cuda: str, driver: str | None, devices: list
     lists = [image.datacenter_branches if datacenter else image.geforce_branches for datacenter in kinds]
     if all(branch(driver) in branches for branches in lists):
         return f"{name} starts: {of}, but it accepts R{branch(driver)} with such GPUs"
+    refuses = "refuses" if image.complete or image.datacenter_branches else "may refuse"
     doubt = "" if image.complete else " (the end of its list is not known)"
-    return (
-        f"{name} refuses to start: {of}, and it accepts {_exceptions(image)}{doubt}; NVIDIA_DISABLE_REQUIRE=1 overrides"
-    )
+    accepts = f"{_exceptions(image)}{doubt}; NVIDIA_DISABLE_REQUIRE=1 overrides"
+    return f"{name} {refuses} to start: {of}, and it accepts {accepts}"
 
 
-def _image(facts: Facts, cuda: str) -> BaseImage:
+def _image(facts: Facts, tag: str) -> tuple[BaseImage, str]:
+    """Return the row of a CUDA or tag, the newest of its minor where it has none of its own, and the image's name."""
+    given = _BASE.fullmatch(tag.strip())
+    if given is None:
+        refuse(f"--base-cuda {tag!r} is no tag of nvidia/cuda", "write 12.8, or nvidia/cuda:12.8.1-base-ubuntu24.04")
     images = sorted(facts.matrix.cuda.base_images, key=lambda row: key(row.image))
-    of_minor = [row for row in images if row.cuda == cuda]
+    of_minor = [row for row in images if row.cuda == given["minor"]]
     if not of_minor:
         minors = ", ".join(dict.fromkeys(row.cuda for row in images))
-        refuse(f"what nvidia/cuda of CUDA {cuda} demands is not in the matrix", f"use one of {minors}")
-    return of_minor[-1]
+        refuse(f"what nvidia/cuda of CUDA {given['minor']} demands is not in the matrix", f"use one of {minors}")
+    row = next((row for row in of_minor if row.image == given["image"]), of_minor[-1])
+    judged = "" if given["image"] in (row.image, row.cuda) else f"{given['image']}, judged as "
+    return row, f"nvidia/cuda:{judged}{row.image}"
 
 
 def _exceptions(image: BaseImage) -> str:
     def listed(branches: list[str]) -> str:
         return ", ".join(f"R{name}" for name in sorted(branches, key=key)) or "no older branch"
 
+    if not image.complete and not image.datacenter_branches:
+        return "no older branch that is known"
     return f"{listed(image.datacenter_branches)} with data-centre GPUs, {listed(image.geforce_branches)} with others"

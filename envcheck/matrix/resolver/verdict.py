@@ -159,10 +159,13 @@ def _gpu_floor(facts: Facts, device: Device, driver: str) -> Verdict:
     if needed is None:
         later = [floors[name] for name in listed if key(name) > key(branch(driver))]
         reason = f"no driver of branch R{branch(driver)} drives {device.label}: it needs {later[0]}"
-        return Verdict(TOO_OLD, reason, weak)
-    return Verdict(
-        TOO_OLD, f"driver {driver} < {needed}, the first of R{branch(driver)} that drives {device.label}", weak
-    )
+    else:
+        reason = f"driver {driver} < {needed}, the first of R{branch(driver)} that drives {device.label}"
+    # No branch before that of the first CUDA for an architecture drives it; within it, vendors ship earlier drivers:
+    # DGX OS has 580.95.05 on GB10, which the open modules name from 580.119.02 on.
+    if not verified and key(branch(driver)) >= key(branch(_of_capability(facts, device.cc) or "0")):
+        return Verdict(OK, f"{reason} (inferred, so this is no refusal)", floor)
+    return Verdict(TOO_OLD, reason, weak)
 
 
 def _before_listed(device: Device, driver: str, first: str) -> bool:

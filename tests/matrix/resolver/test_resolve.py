@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -184,14 +185,73 @@ def test_a_python_that_was_only_read_does_not_bind_the_published_cell(matrix: Ma
 def test_words_as_people_write_them() -> None:
     meant = normalized(Query(torch="2.8.0+cu121", python="3.12.4", cuda="12.1.1"))
     assert (meant.torch, meant.variant, meant.python, meant.cuda) == ("2.8.0", "cu121", "3.12", "12.1")
-    with pytest.raises(ConfigError, match=r"\+cu121, --variant says cu128"):
+    with pytest.raises(ConfigError, match=r"\+cu121, --cuda says cu128"):
         normalized(Query(torch="2.8.0+cu121", variant="cu128"))
 
 
-def test_a_branch_is_the_first_of_its_drivers_that_drives_the_gpu(ask: Ask) -> None:
-    for gpu, driver in (("H100", "570"), ("L40S", "535"), ("B200", "570")):
-        assert ask(gpus=[gpu], driver=driver).legal, gpu
-    assert not ask(gpus=["B200"], driver="535").legal
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ({"cuda": "12.8"}, {"cuda": "12.8"}),
+        ({"cuda": " 12.8.1"}, {"cuda": "12.8"}),
+        ({"cuda": "CU128"}, {"variant": "cu128"}),
+        ({"cuda": "cpu"}, {"variant": "cpu"}),
+        (
+            {"driver": "| Driver Version: 550.54.14  CUDA Version: 12.4 |"},
+            {"driver": "550.54.14"},
+        ),
+        ({"driver": "KMD Version: 615.71.09   CUDA UMD Version: 13.4"}, {"driver": "615.71.09"}),
+        ({"driver": "KMD Version                 : 620.70.06"}, {"driver": "620.70.06"}),
+    ],
+)
+def test_a_wheel_s_cuda_and_a_line_of_nvidia_smi(asked: dict[str, str], meant: dict[str, str]) -> None:
+    query = normalized(Query(**asked))  # type: ignore[arg-type]
+    assert {name: getattr(query, name) for name in ("variant", "cuda", "driver")} == {
+        "variant": None,
+        "cuda": None,
+        "driver": None,
+        **meant,
+    }
+
+
+def test_a_first_driver_that_is_inferred_warns_and_never_refuses(ask: Ask) -> None:
+    shipped = ask(gpus=["GB10"], driver="580.95.05")
+    assert shipped.verdict == "driver-ok-via-minor-compat"
+    earlier = ask(gpus=["GB10"], driver="580.82.09")
+    assert (earlier.verdict, earlier.weak) == (shipped.verdict, ["the first driver for GB10"])
+    assert any("< 580.95.05" in reason and "inferred" in reason for reason in earlier.reasons)
+    assert ask(gpus=["GB10"], driver="570.26").verdict == "driver-too-old"
+    assert ask(gpus=["NVIDIA Thor"], driver="580.00").legal
+
+
+def test_new_drivers_are_known(ask: Ask) -> None:
+    assert ask(driver="620").query.driver == "620.0"
+    for driver in ("615.71.10", "620.70.06"):
+        resolution = ask(driver=driver, gpus=["H100"])
+        assert (resolution.verdict, resolution.verified) == ("ok", True)
+
+
+def test_a_nightly_is_answered_with_the_release_and_its_index(ask: Ask) -> None:
+    for torch, wish in (("nightly", "torch "), ("2.16.0.dev20261120", "torch==2.16.0.dev20261120 ")):
+        (note,) = (note for note in ask(torch=torch, variant="cu130").notes if "nightly" in note)
+        assert f"pip install --pre {wish}--index-url https://download.pytorch.org/whl/nightly/cu130" in note
+
+
+@each(
+    "axes",
+    [
+        {"torch": "2.15.0", "driver": "550.54.14", "gpus": ["H100"]},
+        {"variant": "cu132", "driver": "550.54.14", "gpus": ["RTX 4090"]},
+        {"variant": "cu130", "driver": "535.104.05", "gpus": ["A100"]},
+        {"torch": "2.8.0", "python": "3.14", "driver": "525.60.13", "gpus": ["A100"]},
+    ],
+)
+def test_what_runs_on_the_node_as_it_is_stands_among_the_alternatives(ask: Ask, axes: dict[str, Any]) -> None:
+    offers = ask(**axes).alternatives
+    as_it_is = {"ok", "driver-ok-via-minor-compat"}
+    assert any(
+        each.verdict in as_it_is and "driver >=" not in each.change and "cpu" not in each.cell for each in offers
+    )
 
 
 @each(("gpu", "driver", "verdict"), CASES["drivers"])
@@ -214,6 +274,14 @@ def test_what_is_left_open_or_taken_for_granted_is_said(ask: Ask, axes: dict[str
         ("12.8", "550.54.14", "H100", "nvidia/cuda:12.8.1 starts: driver 550.54.14 is of CUDA 12.4 < 12.8"),
         ("12.4", "525.105.17", "RTX 4090", "nvidia/cuda:12.4.1 starts"),
         ("13.3", "570.26", "H100", "the end of its list is not known"),
+        ("13.4.2-base-ubuntu24.04", "580.65.06", "H100", "nvidia/cuda:13.4.2 may refuse to start"),
+        ("12.5.0", "550.54.14", "H100", "nvidia/cuda:12.5.0 starts"),
+        (
+            "nvcr.io/nvidia/cuda:12.8.0-cudnn-devel-ubuntu22.04@sha256:0",
+            "570.26",
+            "H100",
+            "12.8.0, judged as 12.8.1",
+        ),
     ],
 )
 def test_what_an_nvidia_base_would_refuse(matrix: Matrix, base: str, driver: str, gpu: str, says: str) -> None:

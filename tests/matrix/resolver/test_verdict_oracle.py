@@ -55,6 +55,10 @@ def has_code(build: dict[str, Any], cc: str, cuda: str) -> bool:
 
 def too_old_for_gpu(gpu: dict[str, Any], driver: str) -> bool:
     first = gpu.get("first_driver")
+    native = {row["cuda"]: row["native_driver"] for row in CUDA["minors"]}
+    oldest = native.get(capability(gpu["cc"])["min_cuda"], "0")
+    if not gpu.get("driver_verified", True) and int(branch(driver)) >= int(branch(oldest)):
+        return False
     if not first:
         least = gpu.get("min_driver") or {"12.8": "570.26"}.get(capability(gpu["cc"])["min_cuda"])
         return least is not None and number(driver) < number(least)
