@@ -3,20 +3,28 @@
 import contextlib
 import dataclasses
 import hashlib
+import re
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from envcheck.errors import UnavailableError
+from envcheck import safe_files
+from envcheck.data import state_path
+from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.lockfile import Lock, Pin
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.index import LockedPackage, fits, local_files, locate
 from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.profiles.model import Index, Profile, host_of, network_indexes
 from envcheck.mirrors.store.objects import Store
+
+SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def locked_package(lock: Lock, pin: Pin, python: str | None) -> LockedPackage:
@@ -160,3 +168,46 @@ def viewed(store: Store, wheels: Iterable[StoredWheel], plan: str | None = None)
         for wheel in wheels:
             store.view(wheel.sha256, folder / wheel.name)
         yield folder
+
+
+def kept_hash(wheel: str) -> str:
+    """Return the hash that an earlier build kept of a project's wheel, "" if there was none. Raises ConfigError."""
+    try:
+        text = _record(wheel).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
+    if not SHA256.fullmatch(text):
+        message = f"{_record(wheel)} holds no sha256"
+        raise ConfigError(message, fix="delete it: the next build trusts what it gets, or pass --sha256 NAME=HASH")
+    return text
+
+
+def fetch_new(store: Store, wheel: WantedFile, client: Client) -> tuple[str, Path]:
+    """Fetch a wheel whose hash is not known into the store; return it, and the file that keeps it for later builds.
+
+    Raises UnavailableError where its place does not answer, or answers with something that is no wheel.
+    """
+    url, name = wheel.urls[0], wheel.path.name
+    store.root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".first-use-", dir=store.root) as scratch:
+        path = Path(scratch) / name
+        try:
+            with client.get(url) as answer, path.open("wb") as file:
+                answer.demand_ok()
+                for chunk in answer.chunks(1 << 20):
+                    file.write(chunk)
+        except NetworkError as error:
+            message = f"{name}: {host_of(url)}: {error}"
+            raise UnavailableError(message, fix="try again, or add its wheel to your own index") from error
+        if not zipfile.is_zipfile(path):
+            message = f"{name}: {host_of(url)} answers with something that is no wheel"
+            raise UnavailableError(message, fix="look what is there, or add its wheel to your own index")
+        digest = sha256(path)
+        store.adopt(path, digest)
+    _record(name).parent.mkdir(parents=True, exist_ok=True)
+    safe_files.replace(_record(name), f"{digest}\n".encode())
+    return digest, _record(name)
+
+
+def _record(wheel: str) -> Path:
+    return state_path("wheel-hashes", f"{wheel}.sha256")

@@ -1,5 +1,9 @@
 """`build --with` takes an extension in a release that fits the cell."""
 
+import io
+import json
+import shlex
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +15,17 @@ from envcheck.cli.building.on_top import (
     known_extensions,
     pinned_to_fit,
 )
-from envcheck.errors import ConfigError
+from envcheck.cli.commands.build import command as build
+from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.spec import load_spec, make_spec
 from envcheck.images.targets import RECIPES, extensions_of
+from envcheck.images.wheels import fetch_new
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load
+from envcheck.mirrors.fetch.request import WantedFile
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.store.objects import Store
+from tests.http_server import Answer, Server, Servers
 from tests.tables import each
 
 Run = Callable[..., tuple[int, str, str]]
@@ -53,7 +63,6 @@ def test_an_extension_is_pinned_to_what_fits(matrix: Matrix, requirement: str, p
         ("onnxruntime-gpu>=1.27", "does not fit torch2.8.0-cu128-py311: cuda-major: onnxruntime-gpu 1.31.1 needs the"),
         ("torchao==0.18.0", "does not fit torch2.8.0-cu128-py311: torch-abi: torchao 0.18.0 is built for torch >=2.11"),
         ("vllm", "does not fit torch2.8.0-cu128-py311: torch-pinned"),
-        ("flash-attn", "fits torch2.8.0-cu128-py311 only from https://github.com/Dao-AILab/flash-attention/releases/"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(matrix: Matrix, requirement: str, says: str) -> None:
@@ -166,3 +175,105 @@ def test_an_error_in_facts_about_extensions_points_to_their_file(
     own = ("--extensions", str(tmp_path / "own.yaml"))
     code, _, err = run("resolve", "--with", "vllm", "--gpu", "H100", *own)
     assert (code, says in err, "matrix.yaml" in err) == (2, True, False), err
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("--with", "flash-attn", "--torch", "2.9", "--gpu", "H100"),  # a project's wheel whose hash is on record
+        ("--with", "flash-attn", "--torch", "2.10", "--cuda", "13.0", "--gpu", "H100"),  # one of which it is not
+        ("--with", "flash-attn", "--torch", "2.14", "--gpu", "H100", "--gpu", "A100"),  # a source
+        ("--with", "torchvision", "--with", "torchaudio", "--cuda", "cu126", "--torch", "2.8"),
+        ("--with", "torchvision", "--with", "vllm", "--gpu", "H100"),
+        ("--with", "torchaudio", "--torch", "2.15"),
+    ],
+)
+def test_the_build_line_of_an_answer_builds_the_same(run: Run, matrix: Matrix, asked: tuple[str, ...]) -> None:
+    code, out, _ = run("resolve", *asked, "--no-here", "--json")
+    answer = json.loads(out)
+    assert code == 0
+    line, *more = answer["build"][0].split("\n")
+    if "torchaudio" in asked and "cu126" in asked:
+        assert line.startswith("images of cu126 hold no torchaudio: run the steps above")
+        return
+    assert any("trusted on first use" in each for each in more) is ("13.0" in asked)
+    words = shlex.split(line)
+    assert words[2] == answer["cell"]
+    assert [w for w in words if "==" in w] == [f"{each['name']}=={each['version']}" for each in answer["extensions"]]
+    given = build.make_context("build", words[2:]).params
+    cell = Cell.parse(answer["cell"])
+    assert cell is not None
+    pinned = pinned_to_fit(matrix, load_spec(matrix, cell), given["packages"], gpus=given["gpus"])
+    assert sum(map(len, pinned)) == len(answer["extensions"])
+    assert all(file.sha256 or "13.0" in asked for file in pinned.files)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (("--with", "apex", "--gpu", "H100"), "a build does not compile apex from git+https://"),
+        (("--with", "flash-attn", "--torch", "2.14"), "flash-attn is compiled for GPUs that --gpu names"),
+        (
+            ("--with", "flash-attn", "--torch", "2.12", "--cuda", "12.6", "--gpu", "H100"),
+            "from its source with nvcc 12.6",
+        ),
+        (
+            ("--with", "vllm==0.27.1", "--gpu", "H100", "--driver", "550"),
+            "no wheel of vllm from https://wheels.vllm.ai/",
+        ),
+    ],
+)
+def test_an_answer_that_no_build_makes_says_why(run: Run, asked: tuple[str, ...], says: str) -> None:
+    _, out, _ = run("resolve", *asked, "--no-here", "--json")
+    (line,) = json.loads(out)["build"]
+    assert says in line
+    assert "envcheck build" not in line
+
+
+PROJECT = """
+schema: envcheck/extensions/1
+sources: {mine: "a wheel of ours"}
+extensions:
+  - name: myext
+    source: [mine]
+    releases:
+      - version: "1.0"
+        requires: {torch: ">=2"}
+        source: [mine]
+        wheels:
+          - {channel: project, where: "URL/v1/", file: "myext-1.0+cu12-{tag}-linux_x86_64.whl", arch: x86_64,
+             tags: [cp312-cp312], abi: none, cuda: [], sass: [], source: [mine]}
+"""
+
+
+def test_a_project_s_wheel_without_a_hash_is_trusted_once(
+    matrix: Matrix, servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    content, cell, store = io.BytesIO(), Cell(torch="2.9.1", variant="cu128", python="3.12"), Store(tmp_path / "store")
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("myext.py", "")
+    bodies = [b"<html>a login page</html>", content.getvalue()]
+    server = servers.start(Server(lambda _: Answer(body=bodies.pop(0)) if bodies else Answer(404)))
+    (tmp_path / "own.yaml").write_text(PROJECT.replace("URL", server.url))
+    extensions, spec = known_extensions(tmp_path / "own.yaml"), make_spec(matrix, cell, [])
+
+    def wanted(**hashes: str) -> WantedFile:
+        (file,) = pinned_to_fit(matrix, spec, ["myext"], extensions, hashes=hashes).files
+        return file
+
+    assert wanted(myext="a" * 64).sha256 == "a" * 64
+    first = wanted()
+    assert first.sha256 == ""
+    with pytest.raises(UnavailableError, match="something that is no wheel"):
+        fetch_new(store, first, Client())
+    assert wanted().sha256 == ""
+    digest, record = fetch_new(store, first, Client())
+    assert server.paths[-1] == "/v1/myext-1.0%2Bcu12-cp312-cp312-linux_x86_64.whl"
+    assert store.sound(digest)
+    assert (wanted().sha256, record.read_text()) == (digest, f"{digest}\n")
+    with pytest.raises(UnavailableError, match="404"):
+        fetch_new(store, first, Client())
+    record.write_text("no hash\n")
+    with pytest.raises(ConfigError, match="holds no sha256"):
+        wanted()

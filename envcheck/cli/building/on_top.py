@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from envcheck.images.source_compile import Compiler, wheel_of
 from envcheck.images.source_recipe import ExtensionBuild, capabilities
 from envcheck.images.spec import ImageSpec, make_spec, with_user_packages
 from envcheck.images.targets import extensions_of
-from envcheck.images.wheels import StoredWheel, sha256, viewed
+from envcheck.images.wheels import StoredWheel, fetch_new, kept_hash, sha256, viewed
 from envcheck.matrix.extensions import file
 from envcheck.matrix.extensions.answer import ChosenExtension, ExtensionResolution, resolve_with, wanted_extensions
 from envcheck.matrix.extensions.file import Extensions
@@ -158,8 +158,11 @@ def pinned_to_fit(
     requirements: Sequence[str],
     extensions: Extensions | None = None,
     gpus: Sequence[str] = (),
+    hashes: Mapping[str, str] | None = None,
 ) -> PinnedExtensions:
     """Return the requirements with each known extension pinned to the newest release that fits the spec's cell.
+
+    `hashes` are the sha256 that the user gives for wheels of projects, by the project's name.
 
     Raises ConfigError for one that cannot fit: METADATA mostly lets the installer take it. What is not known is said.
     Requirements with extras or markers are left to the installer, and so are all on a cell without CUDA but for those
@@ -173,7 +176,7 @@ def pinned_to_fit(
         if chosen is None:
             pinned.requirements.append(_without_refused(matrix, spec, line, extensions, gpus) if known else line)
         else:
-            _add(pinned, chosen, spec, line)
+            _add(pinned, chosen, spec, line, (hashes or {}).get(chosen.name))
     return pinned
 
 
@@ -227,34 +230,48 @@ def _without_refused(matrix: Matrix, spec: ImageSpec, line: str, extensions: Ext
     return str(requirement)
 
 
-def _add(pinned: PinnedExtensions, chosen: ChosenExtension, spec: ImageSpec, line: str) -> None:
+def _add(pinned: PinnedExtensions, chosen: ChosenExtension, spec: ImageSpec, line: str, sha256: str | None) -> None:
     """Add a release to what is compiled, fetched or left to the installer; say which release it is."""
     pin, how = f"{chosen.name}=={chosen.version}", "the newest on record that fits"
-    file = _wheel_file(chosen)
+    file = _wheel_file(chosen, sha256)
     if chosen.verdict == SOURCE_ONLY and chosen.where is None:
         pinned.sources.append((chosen.name, chosen.version))
         how = "without a wheel, so it is compiled for"
     elif file is not None:
         pinned.files.append(file)
         how = f"from {chosen.where}, for"
-    elif chosen.channel == "pypi" or chosen.verdict == JIT:
+    elif chosen.channel == "pypi" or chosen.verdict == JIT or (chosen.channel == "torch" and _has(spec, chosen.name)):
         pinned.requirements.append(pin)
     else:
-        takes = "an sdist of the index" if chosen.verdict == SOURCE_ONLY else "a wheel whose sha256 is on record"
-        message = f"{line} fits {spec.cell} only from {chosen.where or 'its source'}, and a build takes {takes}"
+        takes = "an sdist of the index" if chosen.verdict == SOURCE_ONLY else "a file of the project's releases"
+        where = chosen.where or ("torch's own index" if chosen.channel == "torch" else "its source")
+        message = f"{line} fits {spec.cell} only from {where}, and a build takes {takes}"
         fix = f"add its wheel to your own index, or `envcheck resolve --with {line}` names a cell that it fits"
         raise ConfigError(message, fix=fix)
-    if pin != line or chosen.channel != "pypi":
+    if pin != line or chosen.channel not in ("pypi", "torch"):
         click.echo(f"with    {pin}: {how} {spec.cell}", err=True)
     if chosen.verdict == JIT:
         click.echo(f"with    {pin}: {chosen.reason}", err=True)
 
 
-def _wheel_file(chosen: ChosenExtension) -> WantedFile | None:
-    """Return the wheel of a project's own releases or another place, if its hash is on record."""
-    if chosen.channel == "pypi" or chosen.file is None or chosen.where is None or chosen.sha256 is None:
+def _has(spec: ImageSpec, name: str) -> bool:
+    """Return whether the cell holds what is released with its torch, or the Python index has it for that build."""
+    held = {pin.name: pin.version for lock in spec.locks for pin in lock.pins}
+    return name in held or held.get("torch", spec.cell.torch) == spec.cell.torch
+
+
+def _wheel_file(chosen: ChosenExtension, given: str | None) -> WantedFile | None:
+    """Return the wheel of a project's own releases, or of another place that has its hash on record.
+
+    Its hash is the `given` one, that on record, or the one that an earlier build kept; "" where this is the first use.
+    """
+    if chosen.channel in ("pypi", "torch") or chosen.file is None or chosen.where is None:
         return None
-    return WantedFile((f"{chosen.where.rstrip('/')}/{chosen.file}",), chosen.sha256, None, Path(chosen.file))
+    digest = given or chosen.sha256 or kept_hash(chosen.file)
+    if not digest and not (chosen.channel == "project" and chosen.where.endswith("/")):
+        return None
+    url = f"{chosen.where.rstrip('/')}/{chosen.file.replace('+', '%2B')}"
+    return WantedFile((url,), digest, None, Path(chosen.file))
 
 
 def with_packages(
@@ -348,7 +365,7 @@ def with_requirements(
         return
     (spec,), options = specs, request.options
     extensions = known_extensions(options.extensions)
-    pinned = pinned_to_fit(matrix, spec, request.requirements, extensions, options.gpus)
+    pinned = pinned_to_fit(matrix, spec, request.requirements, extensions, options.gpus, request.hashes)
     native = frozenset(name for row in extensions.extensions for name in (row.name, *row.aliases))
     lines, keep = pinned.requirements, not options.dry_run
     if not pinned.sources and not pinned.files:
@@ -356,8 +373,11 @@ def with_requirements(
         return
     made = _Wheels(matrix, spec, pinned, request)
     if options.dry_run and made.lacking():
-        names = [*(f"{name} {version}" for name, version in pinned.sources), *(file.path.name for file in pinned.files)]
-        yield OnTop(specs, profile, {"compile": names, "with": lines})
+        names = {
+            "compile": [f"{name} {version}" for name, version in pinned.sources],
+            "fetch": [file.urls[0] for file in pinned.files],
+        }
+        yield OnTop(specs, profile, {**names, "with": lines})
         return
     with made.in_directory(profile) as folder:
         paths = sorted(folder.glob("*.whl"))
@@ -394,7 +414,7 @@ class _Wheels:
 
     def lacking(self) -> bool:
         """Tell whether a build would first compile or fetch an extension."""
-        if any(not self._store.has(wheel.sha256) for wheel in self._pinned.files):
+        if any(not wheel.sha256 or not self._store.has(wheel.sha256) for wheel in self._pinned.files):
             return True
         devel = self._devel() if self._pinned.sources else self._spec
         for (name, version), gpus in zip(self._pinned.sources, self._gpus, strict=True):
@@ -432,6 +452,12 @@ class _Wheels:
 
     def _fetched(self, means: Callable[[str], TransferOptions]) -> Iterator[StoredWheel]:
         for wheel in self._pinned.files:
+            if not wheel.sha256:
+                digest, path = fetch_new(self._store, wheel, means(wheel.path.name).client)
+                what = f"trusted on first use, sha256 {digest}, kept in {path}"
+                click.echo(f"with    {wheel.path.name}: no hash on record: {what}", err=True)
+                yield StoredWheel(wheel.path.name, digest)
+                continue
             if not self._store.sound(wheel.sha256):
                 self._store.put(wheel, means(wheel.path.name))
             yield StoredWheel(wheel.path.name, wheel.sha256)

@@ -5,7 +5,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple, get_args
@@ -20,21 +20,19 @@ from envcheck.errors import ConfigError, UnavailableError
 from envcheck.matrix.facts.lookup import Facts, find_gpu
 from envcheck.matrix.facts.model import PYTORCH, HostArch, Matrix
 from envcheck.matrix.file.load import load
-from envcheck.matrix.resolver.query import normalized, requested_devices, with_whole_driver
+from envcheck.matrix.resolver.query import normalized, with_whole_driver
 from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile
 
 if TYPE_CHECKING:
-    from envcheck.matrix.extensions.answer import ChosenExtension, ExtensionResolution
+    from envcheck.matrix.extensions.answer import ExtensionResolution
     from envcheck.node.snapshot import Snapshot
 
 _VERSION: Final = re.compile(r"^version(?:_info)?\s*=\s*(3\.\d+)", re.MULTILINE)
 _NAME: Final = re.compile(r"python(3\.\d+t?)")
 _WIDTH: Final = 80
 _COLOURS: Final = {"ok": "green", "driver-ok-via-minor-compat": "green", "forward-compat-required": "yellow"}
-# One nvcc of these kernels takes up to 8 GiB.
-_JOBS: Final = "MAX_JOBS=$(( $(free -g | awk '/Mem/ {print $7}') / 8 + 1 ))"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +119,10 @@ def command(options: ResolveOptions, settings: Settings) -> int:
     answer = extended or answer
     answer = msgspec.structs.replace(answer, pip=pip_command(answer, _profile(options.mirror)))
     if extended is not None:
-        codes = sorted({device.cc for device in requested_devices(Facts(matrix), extended.query)})
-        extended = msgspec.structs.replace(extended, pip=answer.pip)
-        answer = extended = msgspec.structs.replace(extended, commands=commands(extended, codes))
+        from envcheck.cli.shared.extension_steps import with_steps  # most questions have no extension
+
+        extended = with_steps(matrix, msgspec.structs.replace(extended, pip=answer.pip), options.extensions)
+        answer = extended
     if options.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(extended or answer)).decode())
     else:
@@ -267,10 +266,12 @@ def show(
     if quiet:
         return
     if extended is not None:
+        from envcheck.cli.shared.extension_steps import lines
+
         _section("With", lines(extended))
     _section("Why", answer.reasons)
     _section("Or", [f"{row.change}\n{row.cell} ({row.verdict})" for row in answer.alternatives])
-    _section("Build", _published(answer))
+    _section("Build", extended.build if extended is not None else _published(answer))
     read = [f"read from this node: {name} {value}" for name, value in answer.read_here.items()]
     weak = [f"verified: false, only one weak source has {fact}" for fact in answer.weak]
     _section("Note", [*answer.notes, *read, *weak])
@@ -359,65 +360,3 @@ def _tables(answer: Resolution, extended: "ExtensionResolution | None") -> None:
 
 def _style(text: str, colour: str | None = None) -> str:
     return text if os.environ.get("NO_COLOR") else click.style(text, fg=colour, bold=True)
-
-
-def commands(answer: "ExtensionResolution", arch_list: list[str]) -> list[str]:
-    """Return the commands that install the answer, torch first; none of them can move torch.
-
-    Wheels that are not on the Python index come without their dependencies; the last command installs those, with
-    torch pinned to the build that is there. `arch_list` are the compute capabilities to build for.
-    """
-    if answer.cell is None or not answer.pip:
-        return []
-    torch = _torch(answer)
-    alone = (line for each in answer.extensions for line in _alone(each, arch_list, torch))
-    pinned = [f"{each.name}=={each.version}" for each in answer.extensions if not _is_from_git(each)]
-    last = [f"pip install {' '.join(map(shlex.quote, [torch, *pinned]))}"] if pinned else []
-    return [answer.pip, *alone, *last]
-
-
-def _is_from_git(each: "ChosenExtension") -> bool:
-    """Return whether a source is in git only: the index has another project of that name, or no such release."""
-    return each.channel == "source" and (each.where or "").startswith("git+")
-
-
-def _torch(answer: "ExtensionResolution") -> str:
-    variant = answer.index.rpartition("/")[2]
-    return f"{answer.install[0]}+{variant}" if variant and answer.arch == "x86_64" else answer.install[0]
-
-
-def _alone(each: "ChosenExtension", arch_list: list[str], torch: str) -> Iterator[str]:
-    from envcheck.matrix.extensions.fit import SOURCE_ONLY  # most questions have no extension
-
-    name = f"{each.name}=={each.version}"
-    if each.verdict == SOURCE_ONLY:
-        codes = f'TORCH_CUDA_ARCH_LIST="{";".join(arch_list)}" ' if arch_list else ""
-        how = f"{shlex.quote(torch)} " if _is_from_git(each) else "--no-deps "
-        yield f"{codes}{_JOBS} pip install --no-build-isolation {how}{shlex.quote(each.where or name)}"
-    elif each.channel == "pytorch":
-        yield f"pip install --no-deps {name} --index-url {PYTORCH}/{each.where}"
-    elif each.channel in ("project", "third-party"):
-        yield _from_project(each, name)
-
-
-def _from_project(each: "ChosenExtension", name: str) -> str:
-    if each.where and each.file and each.where.endswith("/"):
-        return f"pip install --no-deps {shlex.quote(each.where + each.file.replace('+', '%2B'))}"
-    if each.where and each.channel == "project":
-        return f"pip install --no-deps {name} --index-url {shlex.quote(each.where)}"
-    return f"# take the wheel of {name} for this torch, CUDA and Python from {each.where}"
-
-
-def lines(answer: "ExtensionResolution") -> list[str]:
-    """Return a paragraph for each extension: release, wheel, where it is from, and how it binds."""
-    return [_line(each) for each in answer.extensions]
-
-
-def _line(each: "ChosenExtension") -> str:
-    from envcheck.matrix.extensions.fit import JIT, SOURCE_ONLY
-
-    source = {"pypi": "the Python index", "pytorch": "the PyTorch index", "source": "its source"}.get(each.channel)
-    where = source or f"{each.channel}, {each.where}"
-    word = f" ({each.verdict})" if each.verdict in (JIT, SOURCE_ONLY) else ""
-    file = f"\n{each.file}" if each.file else ""
-    return f"{each.name} {each.version}{word}, from {where}{file}\n{each.reason}"

@@ -11,8 +11,8 @@ from envcheck.errors import ConfigError, refuse
 from envcheck.matrix.extensions.file import Extensions
 from envcheck.matrix.extensions.fit import INSTALLABLE, JIT, NOT_KNOWN, OK, PINS_CONFLICT, SOURCE_ONLY, Fit
 from envcheck.matrix.extensions.joint import Answer, Rules, WantedExtension, every_choice, search
-from envcheck.matrix.facts.lookup import Facts
-from envcheck.matrix.facts.model import Matrix, branch, key
+from envcheck.matrix.facts.lookup import Facts, glibc
+from envcheck.matrix.facts.model import Cell, Matrix, branch, key
 from envcheck.matrix.resolver.candidates import Alternative, thresholds
 from envcheck.matrix.resolver.query import Query, requested_devices
 from envcheck.matrix.resolver.resolve import Resolution, resolve
@@ -24,7 +24,8 @@ _NEAR: Final = 0.8
 class ChosenExtension(msgspec.Struct, frozen=True, kw_only=True):
     """A release to install. `verdict` is ok, jit or source-only; `file` and `where` say which wheel, or which source.
 
-    `channel` is pypi, pytorch, project, third-party or source. `weak` names the facts with one weak source.
+    `channel` is pypi, pytorch, project, third-party, source, or torch for what is released with torch.
+    `weak` names the facts with one weak source.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ChosenExtension(msgspec.Struct, frozen=True, kw_only=True):
     file: str | None = None
     where: str | None = None
     sha256: str | None = None
+    glibc: str | None = None
     verified: bool = True
     weak: list[str] = []
 
@@ -60,13 +62,14 @@ class ExtensionResolution(Resolution, frozen=True, kw_only=True):
     """A resolution with extensions. Where none fits, `cell` is None, and `refused` says why for the closest cell.
 
     `refused_cells` has the same for every other legal cell, if it was asked for. `commands` install the answer in an
-    order that cannot move torch; the caller fills them in.
+    order that cannot move torch, and `build` is the command of an image of it; the caller fills them in.
     """
 
     extensions: list[ChosenExtension] = []
     refused: list[RefusedExtension] = []
     closest: str | None = None
     commands: list[str] = []
+    build: list[str] = []
     refused_cells: list[RefusedCell] = []
 
 
@@ -163,14 +166,32 @@ def _chosen(want: WantedExtension, fit: Fit) -> ChosenExtension:
         name=want.extension.name,
         version=fit.release.version,
         verdict=fit.word,
-        reason=fit.reason if fit.word != OK else f"{fit.reason}; wheel for {fit.tag}",
-        channel=wheel.channel if wheel else "source",
+        reason=f"{fit.reason}; wheel for {fit.tag}" if fit.word == OK and fit.tag else fit.reason,
+        channel=wheel.channel if wheel else "torch" if fit.word == OK else "source",
         file=fit.file,
         where=wheel.where if wheel else source.where if source else None,
         sha256=wheel.sha256.get(fit.file or "") if wheel else None,
+        glibc=wheel.glibc if wheel else None,
         verified=not fit.weak,
         weak=list(fit.weak),
     )
+
+
+def glibc_notes(matrix: Matrix, answer: ExtensionResolution, here: str | None) -> Iterator[str]:
+    """Say which glibc the wheels need, and what the node, or else the base of an image, has.
+
+    `here` is the glibc of the node that the question is about; None where that is another one, or has no glibc.
+    """
+    cell = Cell.parse(answer.cell or "")
+    base = glibc(matrix, cell.python) if cell else None
+    needs = {each.glibc: f"{each.name} {each.version}" for each in answer.extensions if each.glibc}
+    if not needs or not (base or here):
+        return
+    most = max(needs, key=key)
+    has = f"this node has {here}" if here else f"the base image has {base}"
+    if here and key(here) < key(most):
+        has += f": pip takes no such wheel here; an image has {base or 'its own'}"
+    yield f"the wheels need glibc {most} ({needs[most]}); {has}"
 
 
 def _refusals(requested: list[WantedExtension], answer: Answer) -> list[RefusedExtension]:

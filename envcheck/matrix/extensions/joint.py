@@ -117,12 +117,27 @@ def ranked(rules: Rules, each: Fit) -> int:
 
 def _judged(rules: Rules, want: WantedExtension, place: CellOnHost) -> list[Fit]:
     name = want.extension.name
+    companion = _companion(rules.facts.matrix, want, place)
+    if companion is not None:
+        return [companion]
     releases = rules.releases(want)
     if not releases:
         nothing = ExtensionRelease(version="", source=["none"])
         return [Fit(nothing, NOT_KNOWN, f"no release of {want} is on record")]
     fits = [rules.fit(name, release, place, third_party=rules.third_party) for release in releases]
     return [_with_dependencies(rules, name, each, place) for each in fits]
+
+
+def _companion(matrix: Matrix, want: WantedExtension, place: CellOnHost) -> Fit | None:
+    """Return the torchvision or torchaudio that is released with a cell's torch, as the plain answer installs it."""
+    torch = matrix.release(place.cell.torch)
+    own = {"torchvision": torch.torchvision, "torchaudio": torch.torchaudio} if torch else {}
+    version = own.get(want.extension.name)
+    if torch is None or version is None or not meets(version, want.specifier):
+        return None
+    known = (release for release in want.extension.releases if release.version == version)
+    release = next(known, ExtensionRelease(version=version, requires={"torch": f"=={torch.torch}"}, source=["matrix"]))
+    return Fit(release, OK, f"released with torch {torch.torch}, whose index has it for {place.cell.variant}")
 
 
 def _first(fits: list[Fit]) -> Fit:
@@ -230,7 +245,8 @@ def every_choice(rules: Rules, answer: Resolution, requested: list[WantedExtensi
 
 def _age(rules: Rules, requested: list[WantedExtension], choice: Choice) -> tuple[int, list[int]]:
     return choice.rank(rules), [
-        rules.releases(want).index(fit.release) for want, fit in zip(requested, choice.fits, strict=True)
+        rules.releases(want).index(fit.release) if fit.release in rules.releases(want) else 0
+        for want, fit in zip(requested, choice.fits, strict=True)
     ]
 
 

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec import structs
 
-from envcheck.cli.commands.resolve import commands
-from envcheck.matrix.extensions.answer import ExtensionResolution
+from envcheck.cli.shared.extension_steps import commands
+from envcheck.matrix.extensions.answer import ExtensionResolution, glibc_notes
+from envcheck.matrix.facts.model import Matrix
 from tests.tables import each
 
 AskWith = Callable[..., ExtensionResolution]
@@ -74,15 +75,61 @@ def test_failure_9_a_build_has_torch_enough_memory_and_the_right_gpus(ask_with: 
     assert flash.verdict == "source-only"
     assert "build it in `devel` with nvcc 13.0" in flash.reason
     assert "min" in flash.reason
-    torch, build, last = commands(structs.replace(answer, pip="pip install torch==2.12.0"), ["9.0"])
+    torch, build = commands(structs.replace(answer, pip="pip install torch==2.12.0"), ["9.0"])
     assert torch == "pip install torch==2.12.0"
     # In pip's isolated environment there is no torch, or the newest one.
     assert "--no-build-isolation" in build
-    assert "--no-deps" in build
+    assert build.endswith("pip install --no-build-isolation torch==2.12.0 flash-attn==2.8.3.post2")
     # One compiler for each 8 GiB that are free, for no GPU but those of the question.
     assert build.startswith('TORCH_CUDA_ARCH_LIST="9.0" MAX_JOBS=')
     assert "/ 8 + 1" in build
-    assert last.startswith("pip install torch==2.12.0")
+
+
+@each(
+    ("names", "axes"),
+    [
+        (["torchvision"], {"torch": "2.8", "variant": "cu128"}),
+        (["torchvision", "torchaudio"], {"torch": "2.6.0", "variant": "cu118"}),
+        (["torchaudio<2.9"], H100),
+        (["flash-attn", "torchvision"], H100),
+        (["torchvision"], {"torch": "2.15.0"}),
+    ],
+)
+def test_what_is_released_with_torch_is_what_the_plain_answer_installs(
+    ask_with: AskWith, names: list[str], axes: dict[str, Any]
+) -> None:
+    answer = ask_with(*names, **axes)
+    assert answer.legal, answer.reasons
+    own = {f"{each.name}=={each.version}" for each in answer.extensions if each.channel == "torch"}
+    assert own
+    assert own <= {*answer.install}
+    later = " ".join(commands(structs.replace(answer, pip="pip install"), [])[1:])
+    assert "torchvision" not in later
+    assert "torchaudio" not in later
+
+
+def test_each_package_stands_once_in_the_steps(ask_with: AskWith) -> None:
+    answer = ask_with("flash-attn", "vllm>=0.16", **H100, driver="550.54.15")
+    _, last = commands(structs.replace(answer, pip="pip install torch==2.9.1"), ["9.0"])
+    assert last.count("flash") == last.count("/flash-attention/releases/download/v2.8.3/flash_attn-2.8.3%2Bcu12") * 2
+    assert last.startswith("pip install torch==2.9.1 https://")
+    assert last.endswith(" vllm==0.16.0")
+
+
+@each(
+    ("here", "says"),
+    [
+        (None, "the wheels need glibc 2.32 (flash-attn 2.8.3); the base image has 2.39"),
+        ("2.36", "the wheels need glibc 2.32 (flash-attn 2.8.3); this node has 2.36"),
+        ("2.31", "this node has 2.31: pip takes no such wheel here; an image has 2.39"),
+    ],
+)
+def test_a_joint_answer_says_which_glibc_its_wheels_need(
+    ask_with: AskWith, matrix: Matrix, here: str | None, says: str
+) -> None:
+    answer = ask_with("flash-attn", torch="2.8.0", python="3.12", **H100)
+    (note,) = glibc_notes(matrix, answer, here)
+    assert note.endswith(says)
 
 
 def test_what_is_in_git_only_is_never_taken_from_an_index(ask_with: AskWith) -> None:
