@@ -2,6 +2,7 @@
 
     .venv/bin/python .ci/matrix/refresh.py --mirror host --summary proposal.md [--matrix FILE] [--dry-run]
     .venv/bin/python .ci/matrix/refresh.py --extensions FILE --mirror host --summary proposal.md
+    .venv/bin/python .ci/matrix/refresh.py --nvidia --summary proposal.md [--drivers URL] [--base-images REPOSITORY]
 
 Rows are unverified, in canonical form, each with a source. Which cells are published does not change, and no row is
 removed. Exit 0: the indexes were read; 2: wrong usage; 3: an index cannot be read, and nothing has changed.
@@ -15,6 +16,7 @@ import sys
 from pathlib import Path
 
 import extension_rows
+import nvidia_rows
 import torch_rows
 from canonical import dump, dump_extensions
 from extension_listing import read_newer_releases
@@ -41,13 +43,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--matrix", type=Path, default=ROOT / "matrix.yaml", help="the file of facts")
     parser.add_argument("--extensions", type=Path, help="add newer releases to this extensions.yaml instead")
+    parser.add_argument("--nvidia", action="store_true", help="add drivers, CUDA minors and base images instead")
+    parser.add_argument("--drivers", default=nvidia_rows.DRIVERS, help="NVIDIA's index of drivers, or a copy")
+    parser.add_argument("--base-images", default=nvidia_rows.IMAGES, help="the repository of nvidia/cuda, or a copy")
     parser.add_argument("--mirror", default="host", help="none, host, a preset, or a profile's YAML file")
     parser.add_argument("--summary", type=Path, help="write the proposal as Markdown: the text of a pull request")
     parser.add_argument("--dry-run", action="store_true", help="say what would be proposed, and change nothing")
     options = parser.parse_args()
     try:
         profile = load_profile(options.mirror)
-        if options.extensions:
+        if options.nvidia:
+            lines = refresh_nvidia(options, profile)
+        elif options.extensions:
             lines = refresh_extensions(options.extensions, profile, options.summary, write=not options.dry_run)
         else:
             lines = refresh_torch(options.matrix, profile, options.summary, write=not options.dry_run)
@@ -56,6 +63,23 @@ def main() -> int:
         return error.exit_code
     sys.stdout.writelines(f"{line}\n" for line in lines)
     return 0
+
+
+def refresh_nvidia(options: argparse.Namespace, profile: Profile) -> list[str]:
+    """Propose driver branches, CUDA minors and base images; return the lines that say it."""
+    matrix, client = load(options.matrix), hub_client(profile, options.drivers)
+    drivers = nvidia_rows.read_drivers(client, options.drivers, matrix)
+    images = nvidia_rows.read_images(options.base_images, client, matrix)
+    text = f"NVIDIA's index of drivers and the configs of nvidia/cuda, read on {DAY}"
+    proposal = nvidia_rows.propose(matrix, drivers, images, {f"refresh-nvidia-{DAY}": text})
+    if proposal.rows and not options.dry_run:
+        changed = dump(proposal.matrix).encode()
+        loads(changed, options.matrix.name)  # a proposal that cannot be read again is not written
+        safe_files.replace(options.matrix, changed)
+    if options.summary is not None:
+        safe_files.replace(options.summary, nvidia_rows.markdown(proposal, text).encode())
+    rows = len(proposal.rows)
+    return [*proposal.rows, *_end(proposal.left_out, rows, options.matrix, [], write=not options.dry_run)]
 
 
 def refresh_torch(file: Path, profile: Profile, summary: Path | None, *, write: bool) -> list[str]:
