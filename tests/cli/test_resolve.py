@@ -106,6 +106,14 @@ def test_nothing_legal_is_exit_1_with_what_could_be_done(run: Run) -> None:
     assert "keep cu121: torch 2.5.1" in out
 
 
+def test_the_number_of_gpus_changes_nothing(run: Run) -> None:
+    plain = run("resolve", "--gpu", "A100", "--driver", "550.54.14")
+    assert run("resolve", "--gpu", "A100", "--gpus", "4", "--driver", "550.54.14") == plain
+    assert run("resolve", "--gpu", "4xA100", "--driver", "550.54.14")[0] == 0
+    code, _, err = run("resolve", "--gpus", "A100")
+    assert (code, "--gpus" in err) == (2, True)
+
+
 def test_json_is_the_resolution(run: Run) -> None:
     code, out, _ = run("resolve", "--gpu", "V100", "--driver", "590.44.01", "--json")
     answer = json.loads(out)

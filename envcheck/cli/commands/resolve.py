@@ -46,6 +46,9 @@ class ResolveOptions:
     gpus: Annotated[
         tuple[str, ...], Option("--gpu", "GPU model. Repeatable, for a node with several models.", metavar="NAME")
     ] = ()
+    number: Annotated[
+        int | None, Option("--gpus", "How many of them; no verdict depends on it.", metavar="N", type=click.IntRange(1))
+    ] = None
     cc: Annotated[tuple[str, ...], Option("Compute capability, for a GPU without a name.", metavar="X.Y")] = ()
     arch: Annotated[Literal["x86_64", "amd64", "aarch64", "arm64"] | None, Option("Host architecture.")] = None
     base_cuda: Annotated[
