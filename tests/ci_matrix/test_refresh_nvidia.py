@@ -18,18 +18,9 @@ SHIPPED = Path(__file__).parents[2] / "matrix.yaml"
 DEMAND = "cuda>=13.5 brand=tesla,driver>=535,driver<536 brand=geforce,driver>=580,driver<581 brand=tesla,driver>=580"
 CONFIG = json.dumps({"config": {"Env": ["PATH=/bin", f"NVIDIA_REQUIRE_CUDA={DEMAND}"]}}).encode()
 OCI = "application/vnd.oci.image"
-MANIFEST = json.dumps(
-    {
-        "schemaVersion": 2,
-        "mediaType": f"{OCI}.manifest.v1+json",
-        "config": {
-            "mediaType": f"{OCI}.config.v1+json",
-            "digest": f"sha256:{hashlib.sha256(CONFIG).hexdigest()}",
-            "size": len(CONFIG),
-        },
-        "layers": [],
-    }
-).encode()
+NAMED = {"digest": f"sha256:{hashlib.sha256(CONFIG).hexdigest()}", "size": len(CONFIG)}
+HEAD = {"schemaVersion": 2, "mediaType": f"{OCI}.manifest.v1+json", "layers": []}
+MANIFEST = json.dumps({**HEAD, "config": {"mediaType": f"{OCI}.config.v1+json", **NAMED}}).encode()
 TAGS = ["13.5.0-base-ubuntu24.04", "13.5.1-base-ubuntu24.04", "12.8.1-base-ubuntu24.04", "13.5.1-devel-ubuntu24.04"]
 LISTED = ["620.70.06", "640.10.02", "640.20.01", "650.01"]
 
@@ -42,7 +33,7 @@ def answer(request: Request) -> Answer:
         "/v2/": b"{}",
         "/v2/nvidia/cuda/tags/list": json.dumps({"tags": TAGS}).encode(),
         "/v2/nvidia/cuda/manifests/13.5.1-base-ubuntu24.04": MANIFEST,
-        f"/v2/nvidia/cuda/blobs/sha256:{hashlib.sha256(CONFIG).hexdigest()}": CONFIG,
+        f"/v2/nvidia/cuda/blobs/{NAMED['digest']}": CONFIG,
     }
     kind = f"{OCI}.manifest.v1+json" if "/manifests/" in request.route else "application/json"
     return Answer(200, pages[request.route], {"Content-Type": kind}) if request.route in pages else Answer(404)
@@ -55,7 +46,7 @@ def server(servers: Servers) -> Server:
 
 def test_what_nvidia_publishes_becomes_unverified_rows(run: Run, server: Server, tmp_path: Path) -> None:
     mine, page = Path(shutil.copy(SHIPPED, tmp_path / "matrix.yaml")), tmp_path / "proposal.md"
-    args = ("--nvidia", "--matrix", str(mine), "--mirror", "none", "--summary", str(page))
+    args: tuple[str, ...] = ("--nvidia", "--matrix", str(mine), "--mirror", "none", "--summary", str(page))
     args += ("--drivers", f"{server.url}/redist/", "--base-images", f"{server.netloc}/nvidia/cuda")
     code, out, _ = run(*args)
     assert code == 0

@@ -189,29 +189,9 @@ def test_words_as_people_write_them() -> None:
         normalized(Query(torch="2.8.0+cu121", variant="cu128"))
 
 
-@pytest.mark.parametrize(
-    ("asked", "meant"),
-    [
-        ({"cuda": "12.8"}, {"cuda": "12.8"}),
-        ({"cuda": " 12.8.1"}, {"cuda": "12.8"}),
-        ({"cuda": "CU128"}, {"variant": "cu128"}),
-        ({"cuda": "cpu"}, {"variant": "cpu"}),
-        (
-            {"driver": "| Driver Version: 550.54.14  CUDA Version: 12.4 |"},
-            {"driver": "550.54.14"},
-        ),
-        ({"driver": "KMD Version: 615.71.09   CUDA UMD Version: 13.4"}, {"driver": "615.71.09"}),
-        ({"driver": "KMD Version                 : 620.70.06"}, {"driver": "620.70.06"}),
-    ],
-)
-def test_a_wheel_s_cuda_and_a_line_of_nvidia_smi(asked: dict[str, str], meant: dict[str, str]) -> None:
-    query = normalized(Query(**asked))  # type: ignore[arg-type]
-    assert {name: getattr(query, name) for name in ("variant", "cuda", "driver")} == {
-        "variant": None,
-        "cuda": None,
-        "driver": None,
-        **meant,
-    }
+@each(("asked", "meant"), CASES["as people have them"])
+def test_a_wheel_s_cuda_and_a_line_of_nvidia_smi(asked: dict[str, Any], meant: dict[str, Any]) -> None:
+    assert normalized(Query(**asked)) == Query(**meant)
 
 
 def test_a_first_driver_that_is_inferred_warns_and_never_refuses(ask: Ask) -> None:
@@ -237,15 +217,7 @@ def test_a_nightly_is_answered_with_the_release_and_its_index(ask: Ask) -> None:
         assert f"pip install --pre {wish}--index-url https://download.pytorch.org/whl/nightly/cu130" in note
 
 
-@each(
-    "axes",
-    [
-        {"torch": "2.15.0", "driver": "550.54.14", "gpus": ["H100"]},
-        {"variant": "cu132", "driver": "550.54.14", "gpus": ["RTX 4090"]},
-        {"variant": "cu130", "driver": "535.104.05", "gpus": ["A100"]},
-        {"torch": "2.8.0", "python": "3.14", "driver": "525.60.13", "gpus": ["A100"]},
-    ],
-)
+@each("axes", CASES["as it is"])
 def test_what_runs_on_the_node_as_it_is_stands_among_the_alternatives(ask: Ask, axes: dict[str, Any]) -> None:
     offers = ask(**axes).alternatives
     as_it_is = {"ok", "driver-ok-via-minor-compat"}
