@@ -163,11 +163,16 @@ def _status() -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
-    except (click.ClickException, EnvcheckError, OSError) as error:
-        return _say(*_message_and_code(error))
     except Exception as error:  # noqa: BLE001 (the last handler: no traceback, and never 1, which says that a check failed)
-        return _say(*_unexpected(error))
+        return _say(*line_and_code(error))
     return status if isinstance(status, int) else 0
+
+
+def line_and_code(error: Exception) -> tuple[str, int]:
+    """Return what is said of an error that ends a command, and its exit code."""
+    if isinstance(error, (click.ClickException, EnvcheckError, OSError)):
+        return _message_and_code(error)
+    return _unexpected(error)
 
 
 def _unexpected(error: Exception) -> tuple[str, int]:

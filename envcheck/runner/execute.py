@@ -30,6 +30,7 @@ _FACTS: Final = ("python", "executable", "prefix", "torch", "cuda", "cudnn", "nc
 _DRIVER: Final = ("driver.version", "driver.kernel")
 _PAUSE = 3.0
 _SAME: Final = "same-environment"
+_EVENTS: Final = "worker-events"
 
 
 def boot_id() -> str:
@@ -279,6 +280,8 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
             if event["event"] == "environment":
                 run.starting += time.monotonic() - begun
                 run.enter(event["facts"], reading.result())
+            elif event["event"] == "foreign":
+                run.current[_EVENTS] = _foreign(event["what"])
             elif event["event"] in worker_session.LAST:
                 run.report, run.environment = None, run.environment or {"error": event["why"]}
             if run.asked.plan.repeated or not run.snapshot.taken:
@@ -291,6 +294,14 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
             if event["event"] == "started":
                 watcher.running(event["id"])
             _tell(run, watcher)
+
+
+def _foreign(what: str) -> OutcomeRow:
+    summary = f"the results of this run hold a line that is none of its worker's, and was skipped: {what}"
+    remedy = "look at what the image or Python starts with: something else writes there; run installed-files"
+    return OutcomeRow(
+        id=_EVENTS, kind="env", status="error", summary=summary, remedy=remedy, code="worker.foreign-event"
+    )
 
 
 def _beside(collect: Callable[[], Snapshot]) -> Future[Snapshot]:

@@ -4,16 +4,20 @@ import contextlib
 import dataclasses
 import errno
 import json
+import math
 import os
 import re
 import resource
+import secrets
 import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from envcheck.checks import FAIL
 from envcheck.checks.support import progress_file
@@ -28,18 +32,96 @@ from envcheck.runner.worker.fork_server import MOST_STRETCH, NODE_READ, P2P_OFF
 Event = dict[str, Any]
 
 IMPORT_TIMEOUT: Final = 180.0
-# Each names a check of the plan.
-_OF_CHECKS: Final = ("started", "done", "left-out")
 LAST: Final = ("end", "died", "silent")
 # What the worker itself may need before it says what the environment is: the import, then two probes.
 _FIRST: Final = IMPORT_TIMEOUT + 2 * 95.0
 _OVER: Final = 20.0  # what it may need beyond a check's own limit to end its group
 _POLL: Final = 0.01
 _BY_HAND: Final = "import torch with that Python by hand, and see what it does"
-_LINE: Final = 1 << 28  # bytes: what a thousand ranks measured is less
+_MOST: Final = 1 << 24  # bytes of all events: those of 60 checks on 64 ranks are less
+_DEPTH: Final = 60  # of lists and objects in each other; a check's measurement has some six
 _PREFIX: Final = "envcheck-run-"
 _INNER: Final = "plan"
 _PROBE_SIZE: Final = 1 << 16  # bytes: a worker writes about as many before it runs a check
+
+
+# What the worker says (fork_server.Events): an image can write anything in its place.
+_Seconds = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
+
+
+class _Facts(msgspec.Struct):
+    device_count: Annotated[int, msgspec.Meta(ge=0, le=4096)]
+    devices: list[dict[str, Any]] = []
+    packages: dict[str, Any] = {}
+    arch_list: list[str] = []
+    python: str = ""
+    executable: str = ""
+    prefix: str = ""
+    start: str = ""
+    error: str = ""
+    torch: str | None = None
+    cuda: str | None = None
+
+
+class _Said(msgspec.Struct, tag_field="event", forbid_unknown_fields=True, kw_only=True):
+    run: str
+
+
+class _Environment(_Said, tag="environment"):
+    facts: _Facts
+
+
+class _Started(_Said, tag="started"):
+    id: str
+    group: Annotated[int, msgspec.Meta(gt=1)]
+    limit: _Seconds = 0.0
+
+
+class _Error(msgspec.Struct, forbid_unknown_fields=True):
+    rank: int
+    text: str
+    hung: bool = False
+    doing: str = ""
+
+
+class _Kept(msgspec.Struct, forbid_unknown_fields=True):
+    ran_with: list[str] = []
+    hung: str = ""
+
+
+class _Done(_Said, tag="done"):
+    id: str
+    ranks: list[Any]
+    error: _Error | None
+    seconds: _Seconds
+    body: _Seconds
+    logs: list[str]
+    progress: list[Any] = []
+    survivors: list[dict[str, Any]] = []
+    environment: dict[str, str] = {}
+    kept: _Kept = msgspec.field(default_factory=_Kept)
+    hung: str = ""
+
+
+class _LeftOut(_Said, tag="left-out"):
+    id: str
+    left: _Seconds
+
+
+class _Waiting(_Said, tag="waiting"):
+    pass
+
+
+class _End(_Said, tag="end"):
+    pass
+
+
+class _Died(_Said, tag="died"):
+    signal: str = ""
+    code: int = 1
+
+
+_Saying = _Environment | _Started | _Done | _LeftOut | _Waiting | _End | _Died
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,6 +164,7 @@ def worker_plan(plan: Plan, asked: RunPlan, known: Mapping[str, OutcomeRow], *, 
         "environment": P2P_OFF if without_p2p else {},
         "nproc": plan.nproc,
         "level": plan.level,
+        "run": secrets.token_hex(8),
         "budget": plan.budget,
         "ours": asked.target.ours,
         "spawn": asked.spawn,
@@ -125,15 +208,16 @@ def node_was_read(directory: Path) -> None:
 def events(target: Target, directory: Path, limits: Mapping[str, float]) -> Iterator[Event]:
     """Yield the worker's events; the last is always one of LAST, and nothing of it runs after that.
 
-    The last says in `why`, `fix` and `code` how the worker came to its end. `limits` is each check's timeout. What a
-    worker says that is no event, or about a check that was not planned, is skipped: its checks count as unfinished.
+    The last says in `why`, `fix` and `code` how the worker came to its end. `limits` is each check's timeout. What is
+    no event of this run, or about a check that was not planned, is skipped, and `foreign` says what it was, once.
     """
+    plan = json.loads((directory / "plan.json").read_bytes())  # before anything else can write there
     handle = target.start(directory)
     groups: list[int] = []
     importing = True
     try:
-        for event in _follow(handle, directory / "events.jsonl", limits):
-            groups = {"started": [event.get("group", 0)], "done": []}.get(event["event"], groups)
+        for event in _follow(handle, directory / "events.jsonl", plan, limits):
+            groups = {"started": [event.get("group")], "done": []}.get(event["event"], groups)
             importing = importing and event["event"] != "environment"
             if event["event"] in LAST:
                 yield _ended(event, handle, directory, importing=importing, own_limits=target.ours)
@@ -143,24 +227,29 @@ def events(target: Target, directory: Path, limits: Mapping[str, float]) -> Iter
         handle.end(groups)
 
 
-def _follow(handle: Handle, path: Path, limits: Mapping[str, float]) -> Iterator[Event]:
-    position, patience = 0, time.monotonic() + _FIRST
+def _follow(handle: Handle, path: Path, plan: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Event]:
+    position, patience, refused = 0, time.monotonic() + _FIRST, False
+    # Whatever it says meanwhile; only who waits for other nodes may take longer, and that wait is ended elsewhere.
+    longest = _FIRST + sum(2 * (limit * MOST_STRETCH + _OVER) for limit in limits.values())
+    end = math.inf if plan.get("several_nodes") else time.monotonic() + longest
     while True:
         code = handle.poll()
         try:
-            events, position = _read(path, position)
+            lines, position = _read(path, position)
         except OSError as error:
             yield {"event": "silent", "unreadable": error.strerror}
             return
-        for event in events:
-            if event["event"] in _OF_CHECKS and event.get("id") not in limits:
+        for line in lines:
+            event = _event(line, plan["run"], limits)
+            if event["event"] == "foreign" and refused:
                 continue
+            refused = refused or event["event"] == "foreign"
             yield event
             patience = time.monotonic() + _OVER + _limit(event, limits)
-        if code is not None and not events:
+        if code is not None and not lines:
             yield {"event": "died", **({"signal": signal.Signals(-code).name} if code < 0 else {"code": code})}
             return
-        if time.monotonic() > patience:
+        if time.monotonic() > min(patience, end):
             yield {"event": "silent"}
             return
         time.sleep(_POLL)
@@ -199,24 +288,37 @@ def _limit(event: Event, limits: Mapping[str, float]) -> float:
     return min(max(limit, stretched), limit * MOST_STRETCH) if isinstance(stretched, (int, float)) else limit
 
 
-def _read(path: Path, position: int) -> tuple[list[Event], int]:
+def _read(path: Path, position: int) -> tuple[list[bytes], int]:
     """Return the whole lines after `position`, and where they end. Raises OSError for what no worker writes.
 
     Processes of an image can put anything in its place: a link, a FIFO, a line without an end.
     """
-    text = progress_file.content(path, _LINE, position) or b""
-    if len(text) > _LINE and b"\n" not in text:
-        raise OSError(0, f"a line has over {_LINE} bytes")
+    text = progress_file.content(path, _MOST - position, position) or b""
+    if len(text) > _MOST - position:
+        raise OSError(0, f"they have over {_MOST} bytes")
     complete_lines = text[: text.rfind(b"\n") + 1]
-    return [event for line in complete_lines.splitlines() if (event := _event(line))], position + len(complete_lines)
+    return complete_lines.splitlines(), position + len(complete_lines)
 
 
-def _event(line: bytes) -> Event | None:
+def _event(line: bytes, run: str, limits: Mapping[str, float]) -> Event:
+    """Return the event that a line is, or one called `foreign` that says why it is none."""
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return encodable(event) if isinstance(event, dict) and "event" in event else None
+        event: Event = encodable(json.loads(line))
+        said = msgspec.convert(event, _Saying)
+    except RecursionError:
+        why = "it is nested too deeply"
+    except ValueError as error:  # msgspec's, of json, of text that is not UTF-8
+        why = " ".join(str(error).split())[:200]
+    else:
+        if said.run == run and _shallow(event) and getattr(said, "id", "") in ("", *limits):
+            return event
+        why = f"{event['event']} of {event.get('id', run)[:40]} in the run {said.run[:40]}"
+    return {"event": "foreign", "what": why}
+
+
+def _shallow(value: Any, left: int = _DEPTH) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return left > 0 and all(_shallow(part, left - 1) for part in parts)
 
 
 @contextlib.contextmanager

@@ -110,6 +110,23 @@ def test_what_cannot_be_judged_is_no_failure_and_drains_nothing(
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0), "no alarm is left behind"
 
 
+@each("error", [KeyError("facts"), OSError(28, "No space left on device"), RecursionError()])
+def test_an_internal_error_is_no_failure_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    calls = scontrol(tmp_path)
+
+    def broken(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("envcheck.fleet.gate.run_checks", broken)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for policy, code in (("refuse", 2 if isinstance(error, OSError) else 3), ("admit", 0)):
+        result = gate("--drain", "--on-error", policy)
+        assert (result.exit_code, len(result.stderr.splitlines())) == (code, 1)
+    assert not calls.exists()
+
+
 def test_a_stale_verdict_is_replaced_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[float] = []
 

@@ -10,9 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
+from envcheck.reports.model import RunReport, report_of
 from envcheck.runner import worker_session
 from envcheck.runner.execute import Run
 from envcheck.runner.local_python import PACKAGE, ChosenPython, LocalPython
@@ -155,12 +159,14 @@ class ScriptedTarget:
     ours = True
     facts = TargetFacts(kind="python", name="scripted", chosen="test")
 
-    def __init__(self, events: list[dict[str, Any]], code: int | None) -> None:
+    def __init__(self, events: list[Any], code: int | None) -> None:
         self.events, self.code, self.ended = events, code, 0
 
     def start(self, directory: Path) -> ScriptedTarget:
         """Write the events at once."""
-        (directory / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in self.events) + '{"event": "don')
+        run = json.loads((directory / "plan.json").read_text())["run"]
+        lines = [json.dumps({"run": run, **e} if isinstance(e, dict) else e) + "\n" for e in self.events]
+        (directory / "events.jsonl").write_text("".join(lines) + '{"event": "don')
         return self
 
     def promises(self, environment: object) -> dict[str, str]:  # noqa: ARG002 (the contract's)
@@ -198,7 +204,7 @@ DONE: dict[str, Any] = {
         ([FACTS], 0, "the worker exited with code 0: last words"),
         ([FACTS], -9, "the worker died of SIGKILL: last words"),
         ([FACTS, {"event": "end"}], None, "the worker ended without a message"),
-        ([FACTS, {"event": "started", "id": "two", "group": 0}], None, "the worker stopped answering and was ended"),
+        ([FACTS, {"event": "started", "id": "two", "group": 4711}], None, "the worker stopped answering and was ended"),
         ([FACTS, {"event": "died", "signal": "SIGABRT"}], None, "the worker died of SIGABRT: last words"),
         ([], 3, "the worker exited with code 3 while importing torch: last words"),
     ],
@@ -227,9 +233,9 @@ def test_however_a_worker_ends_every_check_has_its_outcome_and_it_is_ended(
     [
         (os.mkfifo, "it is no regular file"),
         (lambda path: path.symlink_to("/dev/zero"), "Too many levels of symbolic links"),
-        (lambda path: path.write_bytes(b"{" * 5000), "a line has over 4096 bytes"),
+        (lambda path: path.write_bytes(b"{" * 5000), "they have over 4096 bytes"),
     ],
-    ids=["pipe", "link", "endless line"],
+    ids=["pipe", "link", "too much"],
 )
 def test_what_an_image_puts_in_the_place_of_its_results_holds_up_nobody(
     add: Callable[..., Path],
@@ -238,7 +244,7 @@ def test_what_an_image_puts_in_the_place_of_its_results_holds_up_nobody(
     plant: Callable[[Path], object],
     why: str,
 ) -> None:
-    monkeypatch.setattr(worker_session, "_LINE", 4096)
+    monkeypatch.setattr(worker_session, "_MOST", 4096)
     add("one", "return {}")
 
     class PlantedTarget(ScriptedTarget):
@@ -249,6 +255,54 @@ def test_what_an_image_puts_in_the_place_of_its_results_holds_up_nobody(
     run = run_site(target=PlantedTarget([], None))
     assert run.outcomes["one"].summary == f"the worker's results cannot be read: {why}"
     assert run.verdict.exit_code == 3
+
+
+ATTACKS: list[Any] = [
+    {"event": "environment"},
+    {"event": "environment", "facts": {"device_count": "x"}},
+    {"event": "environment", "facts": {"device_count": 0, "devices": ["x"]}},
+    {"event": "done", "id": "one"},
+    {**DONE, "error": {"text": 1, "rank": 0}},
+    {**DONE, "seconds": float("nan")},
+    {**DONE, "ranks": json.loads("[" * 300 + "]" * 300)},
+    {**DONE, "run": "an earlier one"},
+    {"event": "started", "id": "one", "group": 0},
+    {"event": "left-out", "id": "one", "left": None},
+    {"event": "died"} | {"signal": 3},
+    {"event": ["x"]},
+    {"event": "silent"},
+    [],
+]
+
+
+def test_an_event_that_does_not_fit_is_skipped_and_told(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
+    add("one", "return {}")
+    clean = run_site(target=ScriptedTarget([FACTS, {"event": "waiting"}, DONE, {"event": "end"}], None))
+    assert clean.verdict.exit_code == 0
+    for attack in ATTACKS:
+        run = run_site(target=ScriptedTarget([FACTS, attack, DONE, {"event": "end"}], None))
+        assert (run.outcomes["one"].status, run.outcomes["worker-events"].status) == ("pass", "error"), attack
+        assert (run.verdict.exit_code, run.environment) == (3, FACTS["facts"]), attack
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sound=st.sampled_from([FACTS, DONE, {"event": "started", "id": "one", "group": 7}]), data=st.data())
+def test_whatever_an_image_says_ends_in_a_verdict(
+    add: Callable[..., Path], run_site: Callable[..., Run], sound: dict[str, Any], data: st.DataObject
+) -> None:
+    add("one", "return {}")
+    field = data.draw(st.sampled_from(sorted(sound)))
+    said = {**sound, field: data.draw(JSON)} if data.draw(st.booleans()) else data.draw(JSON)
+    run = run_site(target=ScriptedTarget([FACTS, said, {"event": "end"}], 0))
+    assert run.verdict.exit_code in (0, 1, 3)
+    assert msgspec.json.decode(msgspec.json.encode(report_of(run)), type=RunReport)
 
 
 def test_a_process_that_no_signal_ends_is_named_in_the_report(

@@ -12,10 +12,10 @@ from typing import Annotated, Final, Literal
 
 import click
 
-from envcheck.cli import Settings
+from envcheck.cli import Settings, line_and_code
 from envcheck.cli.options import Duration, Option, command_with
 from envcheck.cli.shared.process import say
-from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
+from envcheck.errors import ConfigError, UnavailableError
 from envcheck.fleet import gate
 from envcheck.fleet.gate import Boot, GatedEnvironment, GateQuestion, NodeVerdict
 from envcheck.node.subprocesses import output
@@ -56,12 +56,13 @@ def command(options: GateOptions, settings: Settings) -> int:
     Only 1 drains, with the reason "envcheck: CHECK: WHAT". In a pod of Kubernetes, 1 sets the taint envcheck/unfit
     and 0 removes it (`envcheck fleet render kubernetes --drain`).
     """
-    node = gate.this_boot()
     try:
+        node = gate.this_boot()
         with ended_after(options.budget):
             verdict, source = _verdict(options, node)
-    except EnvcheckError as error:
-        return _admitted_or(options, f"{error}", error.exit_code if error.exit_code != 1 else 3)
+    except Exception as error:  # noqa: BLE001 (none of them says that a check failed, and --on-error decides on all)
+        line, code = line_and_code(error)
+        return _admitted_or(options, line, code if code != 1 else UnavailableError.exit_code)
     if verdict.status == "error":
         line = f"{verdict.decided_by}; see with `envcheck run` what to do"
         return _admitted_or(options, line, UnavailableError.exit_code)

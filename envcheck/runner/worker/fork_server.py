@@ -44,14 +44,15 @@ P2P_OFF = {"NCCL_P2P_DISABLE": "1"}
 class Events:
     """The one way out: a line a fact, whole or not at all."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, run: str) -> None:
+        self._run = run
         self._fd = os.open(str(directory / "events.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         # Another user's envcheck reads it when this is a container, whatever the umask in there.
         os.fchmod(self._fd, 0o644)
 
     def emit(self, event: str, **facts: Any) -> None:
         """Append one event."""
-        line = (json.dumps({"event": event, **facts}) + "\n").encode()
+        line = (json.dumps({"event": event, "run": self._run, **facts}) + "\n").encode()
         while line:  # a disk that is nearly full takes a part, and then raises
             line = line[os.write(self._fd, line) :]
 
@@ -95,7 +96,7 @@ def run(directory: Path, plan: dict[str, Any]) -> None:
 class _Nursery:
     def __init__(self, directory: Path, plan: dict[str, Any]) -> None:
         self.directory, self.plan = directory, plan
-        self.events = Events(directory)
+        self.events = Events(directory, plan["run"])
         self.scratch = Path(tempfile.mkdtemp(prefix="envcheck-", dir=str(directory) if plan["ours"] else None))
         self.begun = time.monotonic()
         self.groups: dict[str, str] = dict(plan["environment"])
@@ -223,7 +224,7 @@ def guard(argv: list[str]) -> int:
         return 0
     if status != 0:
         ended = {"signal": signal.Signals(-status).name} if status < 0 else {"code": status}
-        Events(directory).emit("died", **ended)
+        Events(directory, plan["run"]).emit("died", **ended)
     return min(abs(status), 1)
 
 
