@@ -13,12 +13,12 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
 from msgspec import structs
 
-from envcheck.errors import EnvcheckError
+from envcheck.errors import EnvcheckError, refuse
 from envcheck.mirrors.net.waits import map_in_threads
 from envcheck.registry import documents
 from envcheck.registry.documents import Descriptor, ImageManifest, LyingError, StoredManifest, digest_of
@@ -54,9 +54,14 @@ _MOST_PLATFORMS: Final = 100
 
 class _Config(msgspec.Struct):
     architecture: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    os: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 know_types(_Config)
+
+# How BuildKit marks what it says of a build in an index (its docs/attestations/attestation-storage.md).
+_ATTESTATION: Final = ("vnd.docker.reference.type", "attestation-manifest")
+_IN_TOTO: Final = "application/vnd.in-toto+json"
 
 
 # A host's architecture as image manifests write it.
@@ -71,6 +76,7 @@ class RemoteImage(LightRecord, frozen=True):
     config: str
     arch: str
     index_digest: str | None = None
+    os: str = "linux"
 
 
 class Attachment(LightRecord, frozen=True):
@@ -287,12 +293,49 @@ def remote_images(repository: Repository, tag_or_digest: str, arch: str | None =
     if not manifest.is_index:
         return [_remote(repository, manifest)]
     # What else is in an index (a builder's provenance) has the platform "unknown".
-    linux = [entry for entry in manifest.index().manifests if entry.platform and entry.platform.os == "linux"]
+    entries = manifest.index().manifests
+    linux = [entry for entry in entries if entry.platform and entry.platform.normal[0] == "linux"]
     if not linux or len(linux) > _MOST_PLATFORMS:
         message = f"{repository.reference.name}: the index {tag_or_digest} names {len(linux)} images for Linux"
         raise LyingError(message, fix="name one image for Linux by its digest")
-    wanted = [entry for entry in linux if entry.platform and arch in (None, entry.platform.architecture)]
+    wanted = [entry for entry in linux if entry.platform and arch in (None, entry.platform.normal[1])]
     return [_remote(repository, repository.manifest(entry), manifest.digest) for entry in wanted]
+
+
+def whole_images(repository: Repository, tag_or_digest: str) -> list[RemoteImage]:
+    """Return every image that an engine could take by this name. Raise LyingError for what is no image for Linux.
+
+    Engines take an entry without a platform by its config, and compare names of platforms normalised.
+    """
+    manifest = repository.manifest(tag_or_digest)
+    if not manifest.is_index:
+        return [_remote(repository, manifest)]
+    entries, images = manifest.index().manifests, list[RemoteImage]()
+    if len(entries) > 2 * _MOST_PLATFORMS:
+        _refuse_entry(repository, manifest.digest, f"the index has {len(entries)} entries")
+    for entry in entries:
+        stored = repository.manifest(entry)
+        if _is_attestation(entry, stored):
+            continue
+        image = _remote(repository, stored, manifest.digest)
+        stated = entry.platform.normal if entry.platform else (image.os, image.arch)
+        if image.os != "linux" or stated != (image.os, image.arch):
+            what = f"is {image.os}/{image.arch} by its config and {'/'.join(stated)} in the index"
+            _refuse_entry(repository, entry.digest, what)
+        images.append(image)
+    return images
+
+
+def _refuse_entry(repository: Repository, digest: str, what: str) -> NoReturn:
+    fix = "an alias must name images for Linux and attestations of their builder alone"
+    refuse(f"{repository.reference.name}@{digest} {what}", fix, LyingError)
+
+
+def _is_attestation(entry: Descriptor, stored: StoredManifest) -> bool:
+    """Tell whether an entry is what a builder says of an image: no engine runs it, whatever its platform."""
+    marked = entry.annotations.get(_ATTESTATION[0]) == _ATTESTATION[1]
+    nowhere = entry.platform is not None and entry.platform.normal == ("unknown", "unknown")
+    return marked and nowhere and all(layer.media_type == _IN_TOTO for layer in stored.image().layers)
 
 
 def _remote(repository: Repository, manifest: StoredManifest, index: str | None = None) -> RemoteImage:
@@ -302,7 +345,8 @@ def _remote(repository: Repository, manifest: StoredManifest, index: str | None 
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         message = f"{repository.reference.name}@{manifest.digest}: its config is not that of an image"
         raise LyingError(message, fix="name an image; this is another artifact") from None
-    return RemoteImage(repository.reference.name, manifest.digest, config.digest, read.architecture, index)
+    os, arch = documents.Platform(architecture=read.architecture, os=read.os).normal
+    return RemoteImage(repository.reference.name, manifest.digest, config.digest, arch, index, os)
 
 
 def read_proofs(repository: Repository, digest: str, tags: Sequence[str] | None = None) -> list[ListedProof]:

@@ -238,7 +238,7 @@ class GateResult(LightRecord, frozen=True):
     @property
     def name(self) -> str:
         """Return the GPUs as the policy writes them."""
-        return f"{self.gpus.gpu} x{self.gpus.gpus}" if self.gpus.gpus else "any node"
+        return f"{self.gpus.gpu} x{self.gpus.gpus}" if self.gpus.gpus else self.gpus.gpu
 
 
 def judge_gpus(gpus: NamedGpus, images: Mapping[str, Sequence[ListedProof]], terms: ProofTerms) -> GateResult:
@@ -251,13 +251,22 @@ def judge_gpus(gpus: NamedGpus, images: Mapping[str, Sequence[ListedProof]], ter
 
 
 def gate(repository: Repository, tag_or_digest: str, terms: ProofTerms) -> list[GateResult]:
-    """Return, for each kind of GPUs that the policy names, or for any node, the proof that holds or why none does."""
-    remotes = remote_images(repository, tag_or_digest)
+    """Return, for each kind of GPUs that the policy names, or for any node, the proof that holds or why none does.
+
+    Each image of an index has a result too where none of its proofs holds: engines take whichever fits their machine.
+    """
+    remotes = attachments.whole_images(repository, tag_or_digest)
     if len({image.arch for image in remotes}) != len(remotes):
         message = f"{repository.reference.name}@{tag_or_digest} has two images of one architecture"
         raise NotProvenError(message, fix="promote one image by its own digest")
+    kinds = terms.policy.promoted_on or (NamedGpus("any node", 0),)
     images = {image.manifest: read_proofs(repository, image.manifest) for image in remotes}
-    return [judge_gpus(gpus, images, terms) for gpus in terms.policy.promoted_on or (NamedGpus("any", 0),)]
+    found = [judge_gpus(gpus, images, terms) for gpus in kinds]
+    for image in remotes if len(remotes) > 1 else ():
+        alone = [judge_gpus(gpus, {image.manifest: images[image.manifest]}, terms) for gpus in kinds]
+        if all(one.refused for one in alone):
+            found.append(GateResult(NamedGpus(f"the image for {image.arch}", 0), None, alone[0].refused))
+    return found
 
 
 def promote(

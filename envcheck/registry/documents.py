@@ -135,11 +135,19 @@ MOST_MANIFEST: Final = 4 << 20
 _D = TypeVar("_D")
 
 
+_ARCHS: Final = {"x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64"}
+
+
 class Platform(msgspec.Struct, frozen=True, kw_only=True):
     """For which machine the manifest of an index is."""
 
-    architecture: str
-    os: str
+    architecture: str = ""
+    os: str = ""
+
+    @property
+    def normal(self) -> tuple[str, str]:
+        """Return os and architecture as engines compare them (containerd's platforms.Normalize)."""
+        return self.os.lower() or "linux", _ARCHS.get(self.architecture.lower(), self.architecture.lower())
 
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -150,6 +158,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     size: Annotated[int, msgspec.Meta(ge=0)]
     platform: Platform | None = None
     data: str = ""
+    annotations: dict[str, str] = {}
 
     @property
     def content(self) -> bytes | None:

@@ -24,6 +24,7 @@ from envcheck.registry.documents import digest_of
 from envcheck.registry.envelope import Identities, Identity, open_envelope
 from envcheck.registry.statement import MalformedError, ProofFacts, ProofRefusal, Rejection, ReportReference, Statement
 from envcheck.reports.model import RunReport, rejudge
+from envcheck.runner.judging import verdict
 from envcheck.signing import PublicKey, load_public
 from envcheck.struct_types import LightRecord, know_types
 
@@ -263,7 +264,8 @@ def _by_itself(statement: Statement, terms: ProofTerms) -> Rejection | None:
         return Rejection(ProofRefusal.FROM_THE_FUTURE, why)
     if not statement.passed:
         checks = ", ".join(predicate.failed_tests[:_SHOWN]) or f"exit code {facts.exit_code}"
-        return Rejection(ProofRefusal.FAILED, f"the run failed: {checks}")
+        did = "was undetermined" if statement.word == "UNDETERMINED" else "failed"
+        return Rejection(ProofRefusal.FAILED, f"the run {did}: {checks}")
     if predicate.result == "WARNED" and terms.policy.warnings == "refuse":
         why = f"the policy refuses warnings: {', '.join(predicate.warned_tests[:_SHOWN])}"
         return Rejection(ProofRefusal.FAILED, why)
@@ -286,7 +288,10 @@ def _too_little(statement: Statement, terms: ProofTerms) -> Rejection | None:
 
 
 def _taken_back(statement: Statement, fails: Sequence[JudgedProof], terms: ProofTerms) -> Rejection | None:
-    """Return the newest failed run since, if it says something about the node. At the same second the fail counts."""
+    """Return the newest failed run since, if it says something about the node. At the same second the fail counts.
+
+    It takes back a proof of its level or a higher one, and a lower one that says the same check passed.
+    """
     covers = statement.facts.covers
     models = () if covers.gpu is None else (covers.gpu,)
     node = terms.node or NodeFacts(models, covers.gpus, covers.driver, covers.arch, covers.mig)
@@ -297,10 +302,15 @@ def _taken_back(statement: Statement, fails: Sequence[JudgedProof], terms: Proof
         if fail.statement is None or fail.statement.ended < statement.ended:
             continue
         facts = fail.statement.facts
+        claimed = {*statement.predicate.passed_tests, *statement.predicate.warned_tests}
+        lower = LEVELS.index(statement.facts.level) < LEVELS.index(facts.level)
+        if fail.statement.word == "UNDETERMINED" or (lower and not claimed.intersection(fail.statement.failed)):
+            continue
         if facts.mode in (statement.facts.mode, "unknown") and concerns(facts, node, terms.matrix):
-            checks = ", ".join(fail.statement.predicate.failed_tests[:_SHOWN])
-            why = f"a run that ended at {facts.ended} failed{f': {checks}' if checks else ''} ({fail.digest[:19]})"
-            return Rejection(ProofRefusal.FAILED_SINCE, why)
+            checks = ", ".join(fail.statement.failed[:_SHOWN])
+            where = f"level {facts.level}, {facts.covers.gpu or 'no GPU'} x{facts.covers.gpus}"
+            why = f"a run ({where}) that ended at {facts.ended} failed{f': {checks}' if checks else ''}"
+            return Rejection(ProofRefusal.FAILED_SINCE, f"{why} ({fail.digest[:19]})")
     return None
 
 
@@ -314,16 +324,35 @@ def _by_todays_limits(
     if digest_of(content) != reference.digest:
         return Rejection(ProofRefusal.TAMPERED, f"the report is not the one that was stated: {reference.digest}")
     try:
-        rejudged = rejudge(unpack(content), terms.matrix)
+        report = unpack(content)
+        why = contradiction(report)
+        return Rejection(ProofRefusal.TAMPERED, why) if why else _judged_again(report, terms)
     except MalformedError as error:
         return Rejection(ProofRefusal.UNKNOWN_FORMAT, str(error))
     except EnvcheckError as error:
         return Rejection(ProofRefusal.STALE_LIMITS, f"cannot be judged again: {error}")
-    passed = {outcome.id for outcome in rejudged.report.outcomes if outcome.status == "pass"}
-    if rejudged.report.verdict.status == "pass" and passed.issuperset(terms.policy.required):
+
+
+def _judged_again(report: RunReport, terms: ProofTerms) -> Rejection | None:
+    rejudged = rejudge(report, terms.matrix)
+    outcomes = rejudged.report.outcomes
+    passed, warned = ([one.id for one in outcomes if one.status == status] for status in ("pass", "warn"))
+    if warned and terms.policy.warnings == "refuse":
+        why = f"judged again, and the policy refuses warnings: {', '.join(warned[:_SHOWN])}"
+        return Rejection(ProofRefusal.STALE_LIMITS, why)
+    if rejudged.report.verdict.status == "pass" and set(passed).issuperset(terms.policy.required):
         return None
     changed = ", ".join(f"{check} {before} then, {after} now" for check, before, after in rejudged.changed[:_SHOWN])
     return Rejection(ProofRefusal.STALE_LIMITS, f"by today's limits: {changed or rejudged.report.verdict.sentence}")
+
+
+def contradiction(report: RunReport) -> str:
+    """Return how a report's verdict contradicts its outcomes: somebody edited one of them; "" where it does not."""
+    told = report.verdict
+    made = verdict(report.outcomes, report.mode, complete=bool(report.ended))
+    if (told.status, told.exit_code) == (made.status, made.exit_code):
+        return ""
+    return f"the report's verdict is {told.status} (exit {told.exit_code}), and its outcomes make it {made.status}"
 
 
 def unpack(content: bytes) -> RunReport:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from envcheck.registry.attachments import fallback_tag
-from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, StoredManifest
+from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, ImageManifest, Platform, StoredManifest, encode
 from envcheck.registry.repository import Repository
 from tests.registries import program, stored_blob
-from tests.registry.oci.fakes import push_index
+from tests.registry.oci.fakes import push_image, push_index
 from tests.registry.site import Site
 
 pytestmark = pytest.mark.tools
@@ -161,6 +162,62 @@ def test_an_index_is_proven_and_promoted_by_its_image(site: Site) -> None:
     assert site.publish(image)[0] == 0
     assert site.promote(index, "--to", "stable")[0] == 0
     assert site.chosen(f"{site.name}:stable") == site.chosen() == image.digest
+
+
+# Entries that an engine takes or that no builder writes, beside a proven image for amd64; and how each is refused.
+STRANGERS: dict[str, tuple[dict[str, Any], str]] = {
+    "another architecture": ({"platform": {"os": "linux", "architecture": "arm64"}}, "the image for arm64: no-proof"),
+    "other spelling": ({"platform": {"os": "Linux", "architecture": "aarch64"}}, "the image for arm64: no-proof"),
+    "without a platform": ({}, "the image for arm64: no-proof"),
+    "what its config denies": ({"platform": {"os": "linux", "architecture": "s390x"}}, "linux/arm64 by its config"),
+    "called an attestation": (
+        {
+            "platform": {"os": "unknown", "architecture": "unknown"},
+            "annotations": {"vnd.docker.reference.type": "attestation-manifest"},
+        },
+        "linux/arm64 by its config",
+    ),
+}
+
+
+@pytest.mark.parametrize(("entry", "why"), STRANGERS.values(), ids=STRANGERS)
+def test_an_index_is_promoted_only_whole(on_disk: Site, entry: dict[str, Any], why: str) -> None:
+    site, proven = on_disk, on_disk.image("one")
+    assert site.publish(proven)[0] == 0
+    stranger = push_image(site.repository, "stranger", architecture="arm64")
+    rows = [
+        {"mediaType": one.media_type, "digest": one.digest, "size": len(one.content), **more}
+        for one, more in ((proven, {"platform": {"os": "linux", "architecture": "x86_64"}}), (stranger, entry))
+    ]
+    content = json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": rows}).encode()
+    site.repository.push_manifest(content, OCI_INDEX, "both")
+    status, message = site.promote(site.repository.manifest("both"), "--to", "stable")
+    assert (status, why in message) == (1, True), message
+    assert "stable" not in site.repository.tags()
+
+
+def test_what_a_builder_says_of_its_image_is_promoted_with_it(on_disk: Site) -> None:
+    site, proven = on_disk, on_disk.image("one")
+    assert site.publish(proven)[0] == 0
+    said = encode(
+        ImageManifest(
+            schema_version=2,
+            media_type=OCI_MANIFEST,
+            config=site.repository.push_blob(b"{}"),
+            layers=[structs.replace(site.repository.push_blob(b"[]"), media_type="application/vnd.in-toto+json")],
+        )
+    )
+    site.repository.push_manifest(said, OCI_MANIFEST, "said")
+    note, mark = site.repository.manifest("said"), {"vnd.docker.reference.type": "attestation-manifest"}
+    nowhere = Platform(os="unknown", architecture="unknown")
+    entries = [
+        structs.replace(proven.descriptor, platform=Platform(os="linux", architecture="amd64")),
+        structs.replace(note.descriptor, platform=nowhere, annotations=mark),
+    ]
+    content = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}
+    site.repository.push_manifest(encode(content), OCI_INDEX, "both")
+    assert site.promote(site.repository.manifest("both"), "--to", "stable")[0] == 0
+    assert site.chosen(f"{site.name}:stable") == proven.digest
 
 
 def test_an_alias_does_not_go_back_when_its_newest_promotion_is_overwritten(

@@ -79,9 +79,9 @@ def opened(address: str, name: str = "team/torch", **options: Any) -> Repository
     return open_repository(reference, **{"environ": {"HOME": "/nowhere"}, "sleep": lambda _: None, **options})
 
 
-def image(word: str) -> tuple[bytes, dict[str, bytes]]:
+def image(word: str, architecture: str = "amd64") -> tuple[bytes, dict[str, bytes]]:
     """Return the manifest of an image that no other word gives, and its blobs by digest."""
-    config = json.dumps({"architecture": "amd64", "os": "linux", "word": word}).encode()
+    config = json.dumps({"architecture": architecture, "os": "linux", "word": word}).encode()
     layer = word.encode() * 1000
     document = ImageManifest(
         schema_version=2,
@@ -92,9 +92,11 @@ def image(word: str) -> tuple[bytes, dict[str, bytes]]:
     return encode(document), {digest_of(config): config, digest_of(layer): layer}
 
 
-def push_image(repository: Repository, word: str = "one", tag: str | None = None) -> StoredManifest:
+def push_image(
+    repository: Repository, word: str = "one", tag: str | None = None, architecture: str = "amd64"
+) -> StoredManifest:
     """Push an image and return its manifest as the registry has it."""
-    content, blobs = image(word)
+    content, blobs = image(word, architecture)
     for blob in blobs.values():
         repository.push_blob(blob)
     repository.push_manifest(content, OCI_MANIFEST, tag)

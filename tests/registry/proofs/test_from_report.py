@@ -14,6 +14,7 @@ from envcheck.registry import statement as statements
 from envcheck.registry.publishing import UnprovableError
 from envcheck.registry.statement import MalformedError, Statement
 from envcheck.reports.model import RunReport
+from envcheck.runner.judging import verdict
 from envcheck.runner.schema import Spread
 from tests import proofs
 from tests.tables import each
@@ -28,6 +29,12 @@ def refusal(report: RunReport, levels: dict[str, str] | None = None) -> str:
         state(report, levels)
     assert refused.value.exit_code == 1
     return refused.value.message
+
+
+def ending(report: RunReport, status: Any) -> RunReport:
+    """Return the report with this status of the check memlock."""
+    outcomes = [structs.replace(one, status=status) if one.id == "memlock" else one for one in report.outcomes]
+    return structs.replace(report, outcomes=outcomes, verdict=verdict(outcomes, report.mode))
 
 
 def test_a_run_on_a_gpu_is_stated_as_the_contract_shows() -> None:
@@ -67,6 +74,7 @@ def test_a_run_on_a_gpu_is_stated_as_the_contract_shows() -> None:
             "mig": False,
         },
         "report": {"digest": packed.reference.digest, "size": len(packed.content)},
+        "undetermined": [],
     }
 
 
@@ -166,8 +174,22 @@ def test_a_label_does_not_make_another_torch_of_an_image(cell: str, torch: str, 
         assert state(labelled).facts.cell == cell
     else:
         assert refusal(labelled) == f"the image's labels name {cell}, and it has torch {torch}"
-    failed = structs.replace(labelled, verdict=structs.replace(report.verdict, status="fail", exit_code=1))
-    assert state(failed).predicate.result == "FAILED"
+    assert state(ending(labelled, "fail")).predicate.result == "FAILED"
+
+
+def test_what_is_undetermined_is_refused_or_attached_as_such() -> None:
+    cut = ending(proofs.report(), "error")
+    assert "neither proves nor revokes" in refusal(cut)
+    stated = publishing.state(publishing.pack(cut), proofs.IMAGE, {}, undetermined=True)
+    assert (stated.word, stated.failed, stated.facts.undetermined) == ("UNDETERMINED", [], ["memlock"])
+    assert state(ending(proofs.report(), "fail")).word == "FAILED"
+
+
+def test_a_verdict_that_its_outcomes_contradict_is_refused() -> None:
+    report = proofs.report()
+    for status in ("fail", "error"):
+        assert "its outcomes make it" in refusal(structs.replace(ending(report, status), verdict=report.verdict))
+        assert "make it pass" in refusal(structs.replace(report, verdict=ending(report, status).verdict))
 
 
 def test_by_default_the_checks_of_today_make_a_level() -> None:

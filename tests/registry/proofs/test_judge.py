@@ -176,6 +176,28 @@ def test_the_newer_one_counts_and_at_the_same_second_the_failure(
     assert (of_pass.refused.reason.value if of_pass.refused else None) == refusal
 
 
+def test_only_a_check_that_failed_takes_back_and_at_its_own_level(policy: Policy, key: PrivateKey) -> None:
+    quick = structs.replace(policy, level="quick")
+    fail = proofs.failed(proofs.stated(), **at(ENDED + MINUTE))
+    undetermined = proofs.failed(proofs.stated(), **at(ENDED + MINUTE), undetermined=["memlock"])
+    facts = structs.replace(undetermined.facts, exit_code=3)
+    undetermined = structs.replace(undetermined, predicate=structs.replace(undetermined.predicate, envcheck=facts))
+    without = [check for check in proofs.stated().predicate.passed_tests if check != "memlock"]
+    for passed, level, newer, expected in (
+        (None, "quick", fail, "failed-since"),  # it says that this check passed
+        (without, "quick", fail, None),
+        (without, "full", fail, "failed-since"),
+        (None, "full", undetermined, None),
+    ):
+        stated = proofs.stated(level=level, **({} if passed is None else {"passed_tests": passed}))
+        pair = [proofs.attached(stated, key), proofs.attached(newer, key)]
+        result = proofs.judged(*pair, policy=quick, node=proofs.H200)
+        [older] = [one for one in result.judged if one.statement and one.statement.passed]
+        assert (older.refused.reason.value if older.refused else None) == expected, (level, expected)
+        if older.refused:
+            assert "a run (level full, NVIDIA H200 x1) that ended at" in older.refused.detail
+
+
 def test_a_failure_by_a_key_that_is_not_allowed_takes_nothing_back(
     policy: Policy, key: PrivateKey, other_key: PrivateKey
 ) -> None:
@@ -247,6 +269,20 @@ def test_todays_limits_are_held_against_the_evidence(policy: Policy, key: Privat
     assert result.refused.reason is ProofRefusal.STALE_LIMITS
     assert "row-remap pass then, fail now" in result.refused.detail
     assert word(stale, policy=structs.replace(policy, rejudge=False), node=proofs.H200) is None
+
+
+def test_warnings_are_those_of_today_whatever_the_report_was_edited_to(policy: Policy, key: PrivateKey) -> None:
+    def edited(report: Any) -> Any:
+        outcomes = [structs.replace(o, status="pass") if o.status == "warn" else o for o in report.outcomes]
+        return structs.replace(report, outcomes=outcomes)
+
+    packed = publishing.pack(edited(proofs.report()))
+    statement = publishing.state(packed, proofs.IMAGE, {})
+    assert statement.predicate.result == "PASSED"
+    lying = ListedProof("sha256:1", proofs.bundle(statement, key), lambda _: packed.content)
+    strict = structs.replace(policy, warnings="refuse")
+    assert word(lying, policy=strict, node=proofs.H200) == "stale-limits"
+    assert word(lying, policy=policy, node=proofs.H200) is None
 
 
 def test_what_the_policy_requires_must_pass_today_too(policy: Policy, key: PrivateKey) -> None:
