@@ -25,7 +25,7 @@ from envcheck.registry.documents import Descriptor, ImageManifest, LyingError, S
 from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations
 from envcheck.registry.judge import ListedProof
 from envcheck.registry.repository import Repository, codes_in
-from envcheck.registry.statement import MOST_JSON, MOST_REPORT, PREDICATE_TYPE, ProofRefusal, Rejection, ReportReference
+from envcheck.registry.statement import MOST_REPORT, PREDICATE_TYPE, ProofRefusal, Rejection, ReportReference
 from envcheck.struct_types import LightRecord, know_types
 
 # The artifact types of a proof's evidence and of a promotion: their own tags end otherwise than those of proofs, so
@@ -44,6 +44,12 @@ _UNKNOWN: Final = {"MANIFEST_BLOB_UNKNOWN", "BLOB_UNKNOWN"}
 # Manifests that are read at once, and the most that are attached to one image before something is wrong.
 _AT_ONCE: Final = 8
 _MOST: Final = 10_000
+# Bytes: an attachment's manifest with its inline proof (ours have 45 KiB), the envelope of a larger one, all that is
+# attached to one image (600 proofs), and to all images that one command looks at.
+_MOST_ATTACHED: Final = 1 << 16
+_MOST_ENVELOPE: Final = 1 << 18
+_MOST_OF_IMAGE: Final = 1 << 25
+_MOST_OF_ALL: Final = 1 << 28
 # Statuses by which a registry says that it has no referrers API.
 _NO_API: Final = (400, 404, 405, 501)
 _ANNOTATIONS: Final = bundle_annotations(PREDICATE_TYPE)
@@ -196,8 +202,29 @@ def _index(repository: Repository, tag: str, subject: str) -> dict[str, Any]:
     raise LyingError(message, fix="ask who runs the registry whether it has the referrers API")
 
 
+class Allowance:
+    """The bytes that may still be read of what is attached to one image: whoever can push could attach any number."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository, self._of_image = repository, 0
+
+    def take(self, size: int) -> None:
+        """Count bytes that are about to be read, at most. Raise LyingError where they are too many."""
+        self._of_image += size
+        self._repository.attached += size
+        if self._of_image > _MOST_OF_IMAGE or self._repository.attached > _MOST_OF_ALL:
+            what = f"{self._repository.reference.name}: what is attached to one image has over {_MOST_OF_IMAGE} bytes"
+            what += f", or to all of them over {_MOST_OF_ALL}"
+            refuse(what, "delete attachments that nobody needs, as proofs older than max_age", LyingError)
+
+
 def referrers(
-    repository: Repository, subject: str, tags: Sequence[str] | None = None, *, without: str = ""
+    repository: Repository,
+    subject: str,
+    tags: Sequence[str] | None = None,
+    *,
+    without: str = "",
+    allowance: Allowance | None = None,
 ) -> Referrers:
     """Return what is attached to a digest, in the order of the digests.
 
@@ -217,8 +244,12 @@ def referrers(
         message = f"{repository.reference.name} lists {count} artifacts for {subject}, more than {_MOST}"
         raise LyingError(message, fix="delete what nobody needs, or use another repository")
 
+    allowance = allowance or Allowance(repository)
+
     def read(name: str) -> Referrer | Rejection:
-        return _read(repository, subject, name, own.get(name, ""))
+        result = _read(repository, subject, name, own.get(name, ""))
+        allowance.take(result.descriptor.size if isinstance(result, Referrer) else _MOST_ATTACHED)
+        return result
 
     names = [digest for digest, kind in listed.items() if kind != without or not kind]
     results = dict(zip(names, map_in_threads(read, names, _AT_ONCE), strict=True))
@@ -244,7 +275,7 @@ def _start(digest: str) -> str:
 def _read(repository: Repository, subject: str, name: str, start: str) -> Referrer | Rejection:
     """Return the artifact of a digest or an own tag, or why it does not count."""
     try:
-        manifest = repository.manifest(name)
+        manifest = repository.manifest(name, _MOST_ATTACHED)
         image = manifest.image()
     except documents.AbsentError:
         return Rejection(ProofRefusal.DANGLING, "the registry lists it, and does not have it: it may have been deleted")
@@ -351,10 +382,11 @@ def _remote(repository: Repository, manifest: StoredManifest, index: str | None 
 
 def read_proofs(repository: Repository, digest: str, tags: Sequence[str] | None = None) -> list[ListedProof]:
     """Return what lies beside a digest. `tags` are those of the repository, for a caller that asks for many digests."""
-    attachments = referrers(repository, digest, tags, without=REPORT_TYPE)
+    allowance = Allowance(repository)
+    attachments = referrers(repository, digest, tags, without=REPORT_TYPE, allowance=allowance)
     # Tools attach other statements (SBOMs, provenance) as bundles, too.
     proofs = [
-        _proof(repository, one)
+        _proof(repository, one, allowance)
         for one in attachments.artifacts
         if one.manifest.kind == BUNDLE_TYPE
         and {**_ANNOTATIONS, **one.manifest.annotations}.items() >= _ANNOTATIONS.items()
@@ -364,8 +396,11 @@ def read_proofs(repository: Repository, digest: str, tags: Sequence[str] | None 
 
 def attached_promotions(repository: Repository, digest: str, tags: Sequence[str]) -> tuple[list[bytes], list[str]]:
     """Return the envelopes of the promotions beside a digest, and the own tags of those that cannot be read."""
-    listed = [one for one in referrers(repository, digest, tags).artifacts if one.manifest.kind == PROMOTION_TYPE]
-    envelopes = {own_tag(digest, one.descriptor.digest, PROMOTION_TYPE): _envelope(repository, one) for one in listed}
+    allowance = Allowance(repository)
+    everything = referrers(repository, digest, tags, allowance=allowance).artifacts
+    listed = {own_tag(digest, one.descriptor.digest, PROMOTION_TYPE): one for one in everything}
+    promotions = {tag: one for tag, one in listed.items() if one.manifest.kind == PROMOTION_TYPE}
+    envelopes = {tag: _envelope(repository, one, allowance) for tag, one in promotions.items()}
     read = {tag: envelope for tag, envelope in envelopes.items() if isinstance(envelope, bytes)}
     return list(read.values()), [tag for tag in promotion_tags(tags).get(digest, []) if tag not in read]
 
@@ -374,21 +409,23 @@ def _unread(named: str, why: Rejection) -> ListedProof:
     return ListedProof(named, why, lambda _: why)
 
 
-def _proof(repository: Repository, artifact: Referrer) -> ListedProof:
+def _proof(repository: Repository, artifact: Referrer, allowance: Allowance) -> ListedProof:
     def report_of(report: ReportReference) -> bytes | Rejection:
         # By the size in the statement, which is signed: what an artifact says of its layer may be another's word.
         blob = Descriptor(media_type=REPORT_TYPE, digest=report.digest, size=report.size)
         return _blob(repository, blob, MOST_REPORT, "its report")
 
-    return ListedProof(artifact.descriptor.digest, _envelope(repository, artifact), report_of)
+    return ListedProof(artifact.descriptor.digest, _envelope(repository, artifact, allowance), report_of)
 
 
-def _envelope(repository: Repository, artifact: Referrer) -> bytes | Rejection:
+def _envelope(repository: Repository, artifact: Referrer, allowance: Allowance) -> bytes | Rejection:
     layers = artifact.manifest.layers
-    if len(layers) != 1 or layers[0].size > MOST_JSON:
-        why = f"{len(layers)} layers of {sum(layer.size for layer in layers)} bytes, not one of at most {MOST_JSON}"
+    if len(layers) != 1 or layers[0].size > _MOST_ENVELOPE:
+        size = sum(layer.size for layer in layers)
+        why = f"{len(layers)} layers of {size} bytes, not one of at most {_MOST_ENVELOPE}"
         return Rejection(ProofRefusal.UNKNOWN_FORMAT, why)
-    return _blob(repository, layers[0], MOST_JSON, "its content")
+    allowance.take(0 if layers[0].content else layers[0].size)
+    return _blob(repository, layers[0], _MOST_ENVELOPE, "its content")
 
 
 def _blob(repository: Repository, descriptor: Descriptor, most: int, label: str) -> bytes | Rejection:

@@ -101,6 +101,8 @@ class Repository:
         self._path = f"/v2/{reference.repository}"
         # The registry answered that it has no such path; it is asked once.
         self.lacks_referrers = False
+        # Bytes of attachments that were read of all images, which attachments.Allowance bounds.
+        self.attached = 0
 
     def ask(self, request: RegistryRequest) -> RegistryReply:
         """Return the answer with its body. Raise an error of `documents` where there is none."""
@@ -189,11 +191,13 @@ class Repository:
             fix = f"if it speaks http without TLS, write http://{self.reference.registry}/..."
         return RegistryUnavailableError(f"the registry {self.reference.registry} is unavailable: {error}", fix=fix)
 
-    def manifest(self, reference: str | documents.Descriptor) -> documents.StoredManifest:
+    def manifest(
+        self, reference: str | documents.Descriptor, most: int = documents.MOST_MANIFEST
+    ) -> documents.StoredManifest:
         """Return the manifest of a tag, a digest or a descriptor. Its digest is what to use from then on."""
         name = reference if isinstance(reference, str) else reference.digest
         where = f"{self.reference.name}{'@' if documents.is_digest(name) else ':'}{name}"
-        reply = self.ask(RegistryRequest("GET", f"{self._path}/manifests/{name}", where, _ACCEPT))
+        reply = self.ask(RegistryRequest("GET", f"{self._path}/manifests/{name}", where, _ACCEPT, most=most))
         kind, digest = reply.headers.get("Content-Type", ""), digest_of(reply.body)
         if kind.startswith("text/html"):
             message = f"{where}: the answer is a web page and no manifest"

@@ -217,7 +217,7 @@ def events(target: Target, directory: Path, limits: Mapping[str, float]) -> Iter
     importing = True
     try:
         for event in _follow(handle, directory / "events.jsonl", plan, limits):
-            groups = {"started": [event.get("group")], "done": []}.get(event["event"], groups)
+            groups = {"started": [event.get("group", 0)], "done": []}.get(event["event"], groups)
             importing = importing and event["event"] != "environment"
             if event["event"] in LAST:
                 yield _ended(event, handle, directory, importing=importing, own_limits=target.ours)

@@ -140,6 +140,24 @@ def test_one_image_with_too_many_attachments_does_not_stop_the_pull_of_another(l
     assert [(row["digest"], row["reason"]) for row in document["refused"]] == [(image.digest, "tampered")]
 
 
+@pytest.mark.parametrize("where", ["manifest", "blob"])
+def test_large_attachments_are_not_read_and_do_not_stop_the_pull_of_another(
+    lied: Site, fake: FakeRegistry, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    image = lied.image("two", "2.14.0-cpu-py311-runtime")
+    kept = bundle_annotations(statements.PREDICATE_TYPE)
+    for number in range(9):
+        filler = "x" * (3_000_000 if where == "manifest" else 0)
+        layers = [(BUNDLE_TYPE, b"%d" % number * (1 if filler else 250_000))]
+        attach(lied.repository, image.descriptor, BUNDLE_TYPE, layers, {**kept, "filler": filler})
+    monkeypatch.setattr("envcheck.registry.attachments._MOST_OF_IMAGE", 1_000_000)
+    before = fake.sent
+    document = lied.pull("--from", lied.name)
+    assert fake.sent - before < 9_000_000
+    assert document["chosen"] is not None
+    assert {row["reason"] for row in document["refused"]} == {"tampered"}
+
+
 @pytest.mark.tools
 def test_a_failure_that_an_index_calls_a_report_is_read_and_counts(on_disk: Site) -> None:
     image = on_disk.image("one")

@@ -189,7 +189,8 @@ def test_only_a_check_that_failed_takes_back_and_at_its_own_level(policy: Policy
         (without, "full", fail, "failed-since"),
         (None, "full", undetermined, None),
     ):
-        stated = proofs.stated(level=level, **({} if passed is None else {"passed_tests": passed}))
+        changes: dict[str, Any] = {} if passed is None else {"passed_tests": passed}
+        stated = proofs.stated(level=level, **changes)
         pair = [proofs.attached(stated, key), proofs.attached(newer, key)]
         result = proofs.judged(*pair, policy=quick, node=proofs.H200)
         [older] = [one for one in result.judged if one.statement and one.statement.passed]
