@@ -18,8 +18,8 @@ _FIX: Final = "write a Slurm host list: n1,n[3-8],gpu[001-064]"
 
 
 def is_name(text: str) -> bool:
-    """Tell whether a text can be a node's name in a host list: letters, digits, dots, dashes and underscores."""
-    return _NAME.fullmatch(text) is not None
+    """Tell whether a text can be a node's name: letters, digits, dots, dashes and underscores; ALL is all nodes."""
+    return _NAME.fullmatch(text) is not None and text.upper() != "ALL"
 
 
 def unfold(text: str) -> list[str]:

@@ -13,6 +13,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from envcheck import safe_files
 from envcheck.data import data_path, state_path
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.build_log import diagnose
@@ -130,13 +131,13 @@ def read_requirements(path: Path) -> list[str]:
     Options are refused: where packages come from is for the mirror profile to say, and an option could go around it.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = safe_files.read_whole(path, 1 << 20).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         message = f"{path}: {reason}"
         raise ConfigError(message, fix="give a file with one requirement a line") from error
     plain = ((number, line.partition(" #")[0].strip()) for number, line in enumerate(lines, 1))
-    requirements = [_requirement(line, f"{path}:{n}: {line}") for n, line in plain if line and not line.startswith("#")]
+    requirements = [_requirement(line, f"{path}:{n}") for n, line in plain if line and not line.startswith("#")]
     if not requirements:
         message = f"{path} names no package"
         raise ConfigError(message, fix="give a file with one requirement a line")

@@ -19,7 +19,9 @@ _SLURM_NUMBERS: Final = (
 )
 # An elastic job says how many nodes it may have: NNODES=1:4.
 _RANGE: Final = re.compile(r"[0-9]+:[0-9]+")
-_TASKS: Final = re.compile(r"[0-9]+(\(x[0-9]+\))?(,[0-9]+(\(x[0-9]+\))?)*")
+_DIGITS: Final = 9
+_MOST_NODES: Final = 1 << 17  # as fleet.hostlist: 4(x999999999) must not fill the memory
+_TASK: Final = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +96,7 @@ def complaints(environ: Mapping[str, str]) -> list[str]:
         if environ.get(name) and _number(environ, name) is None and not _RANGE.fullmatch(environ[name])
     ]
     tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
-    if tasks and not _TASKS.fullmatch(tasks):
+    if tasks and not all(map(_TASK.fullmatch, tasks.split(","))):
         wrong.append(f"SLURM_STEP_TASKS_PER_NODE={tasks!r} is not a list of numbers, such as 4(x2),1")
     launched = _from_environment(environ)
     if launched is not None and not launched.possible:
@@ -164,10 +166,10 @@ def _tasks_here(environ: Mapping[str, str]) -> int | None:
     """Return this node's number of SLURM_STEP_TASKS_PER_NODE, e.g. of "4(x2),1" on node 2: 1."""
     tasks: list[int] = []
     for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
-        count, _, times = part.rstrip(")").partition("(x")
-        if not count.isdigit() or not (times or "1").isdigit():
+        match = _TASK.fullmatch(part)
+        if match is None:
             return None
-        tasks += [int(count)] * int(times or 1)
+        tasks += [int(match[1])] * min(int(match[2] or 1), _MOST_NODES - len(tasks))
     node = _number(environ, "SLURM_NODEID") or 0
     return tasks[node] if node < len(tasks) else None
 
@@ -196,4 +198,4 @@ def _node(environ: Mapping[str, str]) -> str:
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None

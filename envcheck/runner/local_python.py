@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ from envcheck.runner.worker import process_limits
 
 PACKAGE: Final = Path(envcheck.__file__).resolve().parent
 _GRACE: Final = 6.0
-_LOG_TAIL: Final = 4096
+_LOG_TAIL: Final = 1 << 16
 _OLDEST: Final = (3, 9)  # what the worker is written for
 _AT_LEAST: Final = ".".join(map(str, _OLDEST))
 _SPEAK: Final = r"import sys; print('\nPython-%d.%d' % sys.version_info[:2])"
@@ -108,6 +109,22 @@ def _interpreter(path: Path) -> Path:
     return Path(os.path.abspath(python))  # noqa: PTH100 (resolve() would follow the environment's symlink)
 
 
+def others_may_change(python: Path) -> str:
+    """Return which part of an environment that root would run another user may change; "" where none."""
+    # In a namespace of users, root is not this machine's, and nothing has its real owner.
+    if os.geteuid() != 0 or Path("/proc/self/uid_map").read_text(encoding="ascii").split()[:2] != ["0", "0"]:
+        return ""
+    prefix, real = python.parent.parent, python.resolve()
+    inside = [prefix / "pyvenv.cfg", *sorted(prefix.glob("lib*/python3*/*-packages"))]
+    for place in dict.fromkeys([python, real, *inside, *python.parents, *real.parents]):
+        with contextlib.suppress(OSError):
+            status = place.stat()
+            shared = status.st_mode & (0o022 if status.st_gid else 0o002) and not status.st_mode & stat.S_ISVTX
+            if status.st_uid or shared:
+                return f"{place} {'may be written by others' if shared else f'belongs to user {status.st_uid}'}"
+    return ""
+
+
 class LocalPython:
     """The environment of one interpreter, given the user's own variables and nothing of envcheck's."""
 
@@ -134,19 +151,20 @@ class LocalHandle:
     """A worker on this machine."""
 
     def __init__(self, argv: list[str], directory: Path) -> None:
-        self._log = directory / "worker.log"
-        with self._log.open("wb") as log:
-            try:
-                self._process = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=foreign_environment(os.environ),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise _cannot_start(argv[0], error) from error
+        # Read by its descriptor: whatever has its name later may be a link or a pipe.
+        self._log = (directory / "worker.log").open("w+b", buffering=0)
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                env=foreign_environment(os.environ),
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._log.close()
+            raise _cannot_start(argv[0], error) from error
 
     def poll(self) -> int | None:
         """Return the exit code, or None while it runs."""
@@ -154,10 +172,12 @@ class LocalHandle:
 
     def log(self) -> str:
         """Return the last of what the worker printed."""
-        return self._log.read_bytes()[-_LOG_TAIL:].decode(errors="replace")
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), _LOG_TAIL, max(0, size - _LOG_TAIL)).decode(errors="replace")
 
     def end(self, groups: list[int]) -> None:
         """Cut the lifeline; after a while, or where the guard itself is gone, kill by process group."""
+        self._log.close()
         if self._process.stdin is not None:
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,5 +1,6 @@
 """`envcheck fleet gate`: exit codes, the drain, and that a fresh verdict starts nothing."""
 
+import os
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ from envcheck.cli import Settings
 from envcheck.cli.commands import gate as command_module
 from envcheck.fleet import gate as verdicts
 from envcheck.fleet.gate import GatedEnvironment, NodeVerdict, fingerprint, this_boot
+from envcheck.runner.local_python import others_may_change
 from tests.builders import report, row
 from tests.tables import each
 
@@ -27,6 +29,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr("envcheck.fleet.gate.run_checks", lambda *_, **__: pytest.fail("a run was started"))
+    monkeypatch.setattr(command_module, "others_may_change", lambda _: "")
 
 
 def keep(status: Any, **facts: Any) -> None:
@@ -108,6 +111,35 @@ def test_what_cannot_be_judged_is_no_failure_and_drains_nothing(
             assert (result.exit_code, message in result.stderr) == (code if policy == "refuse" else 0, True)
     assert not calls.exists()
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0), "no alarm is left behind"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_root_runs_nothing_that_another_user_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_module, "others_may_change", others_may_change)
+    (tmp_path / "env" / "bin").mkdir(parents=True)
+    python = tmp_path / "env" / "bin" / "python"
+    python.symlink_to("/usr/bin/python3")
+    assert others_may_change(python) == ""
+    for change, why in (
+        (lambda: python.parent.chmod(0o777), f"{python.parent} may be written by others"),
+        (lambda: os.chown(tmp_path / "env", 4711, 0), f"{tmp_path / 'env'} belongs to user 4711"),
+    ):
+        change()
+        assert others_may_change(python) == why
+        result = gate("--python", str(python), "--drain")
+        assert (result.exit_code, f"wrong configuration: {why}, and root would run it" in result.stderr) == (2, True)
+        python.parent.chmod(0o755)
+
+
+@each("name", ["n[1-9]", "ALL", "all", "a,b", "..", "", "-n7", "n7 state=idle"])
+def test_only_one_node_by_its_name_is_drained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    calls = scontrol(tmp_path)
+    monkeypatch.setenv("SLURMD_NODENAME", name)
+    monkeypatch.setattr("platform.node", lambda: name)
+    keep("fail", check="ecc", summary="2 errors")
+    result = gate("--drain")
+    assert (result.exit_code, "is not drained: this is no name of one node" in result.stderr) == (1, True)
+    assert not calls.exists()
 
 
 @each("error", [KeyError("facts"), OSError(28, "No space left on device"), RecursionError()])

@@ -15,12 +15,13 @@ import click
 from envcheck.cli import Settings, line_and_code
 from envcheck.cli.options import Duration, Option, command_with
 from envcheck.cli.shared.process import say
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.fleet import gate
 from envcheck.fleet.gate import Boot, GatedEnvironment, GateQuestion, NodeVerdict
+from envcheck.fleet.hostlist import is_name
 from envcheck.node.subprocesses import output
 from envcheck.runner.container import ContainerTarget
-from envcheck.runner.local_python import ChosenPython, LocalPython, Target, answering, choose_python
+from envcheck.runner.local_python import ChosenPython, LocalPython, Target, answering, choose_python, others_may_change
 
 _DRAIN_SECONDS: Final = 5.0
 
@@ -68,7 +69,8 @@ def command(options: GateOptions, settings: Settings) -> int:
         return _admitted_or(options, line, UnavailableError.exit_code)
     failed = verdict.status == "fail"
     if options.drain and (failed or gate.in_pod()):
-        refused = (_mark if gate.in_pod() else _drain)(node.node, verdict)
+        act = _mark if gate.in_pod() else _drain
+        refused = act(node.node, verdict) if is_name(node.node) else "this is no name of one node"
         if refused:
             say(f"warning: {node.node} is not {'drained' if failed else 'marked as fit'}: {refused}")
     if failed:
@@ -151,7 +153,10 @@ def _subject(options: GateOptions) -> tuple[GatedEnvironment, Target | None]:
 
 
 def _python(options: GateOptions) -> ChosenPython:
-    return choose_python(Path(options.python) if options.python else None)
+    chosen = choose_python(Path(options.python) if options.python else None)
+    if why := others_may_change(chosen.python):
+        refuse(f"{why}, and root would run it", "gate with an environment of root's, or run the gate as that user")
+    return chosen
 
 
 def _admitted_or(options: GateOptions, line: str, code: int) -> int:

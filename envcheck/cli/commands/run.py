@@ -28,7 +28,7 @@ from envcheck.reports.redact import learn, redact
 from envcheck.runner.container import ContainerTarget, shown_gpus
 from envcheck.runner.execute import Run, validate
 from envcheck.runner.launcher import Place, complaints, place
-from envcheck.runner.local_python import LocalPython, Target, answering, choose_python
+from envcheck.runner.local_python import LocalPython, Target, answering, choose_python, others_may_change
 from envcheck.runner.planning import discover, most_telling_first, plan, select
 from envcheck.runner.requirements import Requirements, measured_demands, node_checks, read, with_mounts
 from envcheck.runner.worker.process_limits import explained
@@ -209,7 +209,10 @@ def _resume(run: Run, path: Path) -> str:
 def _target(options: RunOptions) -> Target:
     if options.image is not None:
         return ContainerTarget(options.image, python=options.python, shm_size=options.shm_size or "8g")
-    return LocalPython(answering(choose_python(Path(options.python) if options.python else None)))
+    chosen = choose_python(Path(options.python) if options.python else None)
+    if why := others_may_change(chosen.python):
+        say(f"warning: {why}, and root runs it; run as that user, or give --python an environment of root's")
+    return LocalPython(answering(chosen))
 
 
 def _run_and_report(

@@ -462,8 +462,8 @@ def _private_key(path: Path) -> PrivateKey:
             raise
         typed: str = click.prompt(f"password of {path}", hide_input=True, default="", show_default=False, err=True)
         key = signing.load_private(path, typed.encode())
-    if path.stat().st_mode & stat.S_IROTH:
-        note(f"every user of this machine can read the key {path}; run: chmod 600 {path}")
+    if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        note(f"other users of this machine can read the key {path}; run: chmod 600 {path}")
     return key
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import click
 
+from envcheck import safe_files
 from envcheck.cli import Settings
 from envcheck.cli.options import (
     DIRECTORY,
@@ -117,7 +118,7 @@ def _fetched(settings: Settings, store: Store, options: StoreReleaseOptions) -> 
     for spec in specs:
         if not spec.locks:
             raise no_lock(spec.cell, spec.arch)
-    revisions = [parse_lock(path.read_bytes(), str(path)) for path in options.models]
+    revisions = [parse_lock(safe_files.read_whole(path), str(path)) for path in options.models]
     # The images of a cell get an envcheck of their own, by the lock of the tool.
     locks = [(spec.cell.python, [*spec.locks, tool_lock()]) for spec in specs]
     required = [digest for _, of_cell in locks for lock in of_cell for pin in lock.pins for digest in pin.sha256]

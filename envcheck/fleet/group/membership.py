@@ -87,7 +87,7 @@ def _port(launch: Place, environ: Mapping[str, str]) -> int:
         step = _run(launch, environ)
         return _DRAWN[zlib.crc32(step.encode()) % len(_DRAWN)] if step else DEFAULT_PORT
     text = environ[name]
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= _LAST_PORT):
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= _LAST_PORT):
         refuse(f"{name}={text[:40]!r} is not a port", f"set a number from 1 to {_LAST_PORT}, the same on all nodes")
     # torchrun's own store listens at MASTER_PORT.
     taken = launch.launcher == "torchrun" and "TORCHELASTIC_RUN_ID" in environ

@@ -38,6 +38,8 @@ _NO_GPU: Final = re.compile("could not select device driver|unknown or invalid r
 _NO_IMAGE: Final = re.compile("no such image|not known|unable to find|no such object", re.IGNORECASE)
 _TIMEOUT: Final = 60.0
 _POLL: Final = 0.05
+# A name, digest or id, and never an option: an engine's own words are stricter.
+_REFERENCE: Final = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:/@\[\]-]{0,511}")
 _INDEXES: Final = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -329,6 +331,7 @@ class Engine:
             f"--label={OWNER}={owner()}",
             # With SELinux's separation a container may read none of what is mounted.
             "--security-opt=label=disable",
+            "--security-opt=no-new-privileges",
             *_LOG[self.name],
             *(f"--mount=type=bind,{_source(m)},target={m.target},ro={str(m.read_only).lower()}" for m in mounts),
             *([f"--shm-size={shm_size}"] if shm_size else []),
@@ -441,6 +444,9 @@ def local_name(engine: str, image: str) -> str:
 
 def holder(image: str) -> tuple[Engine, ImageInfo]:
     """Return what can run a local image, and what it says of it: docker where it holds it, else podman."""
+    if not _REFERENCE.fullmatch(image):
+        message = f"{image[:80]!r} is no name of an image"
+        raise ConfigError(message, fix="write NAME:TAG, NAME@sha256:DIGEST, or the image's id")
     silent: list[UnavailableError] = []
     for engine in (Engine("docker"), Engine("podman")):
         try:

@@ -6,9 +6,9 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-Dotted = Annotated[str, msgspec.Meta(pattern=r"^[0-9]+(\.[0-9]+)*$")]
-PythonVersion = Annotated[str, msgspec.Meta(pattern=r"^3\.[0-9]+t?$")]
-Variant = Annotated[str, msgspec.Meta(pattern=r"^(cpu|cu[0-9]{3})$")]
+Dotted = Annotated[str, msgspec.Meta(pattern=r"^[0-9]+(\.[0-9]+)*\Z")]
+PythonVersion = Annotated[str, msgspec.Meta(pattern=r"^3\.[0-9]+t?\Z")]
+Variant = Annotated[str, msgspec.Meta(pattern=r"^(cpu|cu[0-9]{3})\Z")]
 HostArch = Literal["x86_64", "aarch64"]
 Target = Literal["runtime", "devel", "train", "jupyter"]
 
@@ -177,9 +177,9 @@ class Base(MatrixRow, frozen=True, kw_only=True):
 
     python: PythonVersion
     distro: Literal["debian", "ubuntu"]
-    suite: str
-    image: str
-    digest: str | None = None
+    suite: Annotated[str, msgspec.Meta(pattern=r"^[a-z]+\Z")]
+    image: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][A-Za-z0-9._/:-]*\Z")]
+    digest: Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")] | None = None
 
 
 class Cell(MatrixRow, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeVar, get_args
 import msgspec
 import yaml
 
+from envcheck import safe_files
 from envcheck.errors import ConfigError, refuse
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.host_config import host_profile
@@ -124,7 +125,7 @@ def load(name: str | Path) -> Profile:
         return preset_profile(name, presets()[name])
     if not Path(name).is_file():
         raise _unknown_profile(name)
-    return parse(Path(name).read_bytes(), Path(name))
+    return parse(safe_files.read_whole(Path(name)), Path(name))
 
 
 def _unknown_profile(name: str) -> ConfigError:
@@ -422,7 +423,7 @@ def _check_files(profile: Profile, locate: LocateKey) -> Profile:
                 "name a file on this machine",
             )
     if profile.ca is not None:
-        content = Path(profile.ca).read_text(errors="replace")
+        content = safe_files.read_whole(Path(profile.ca)).decode(errors="replace")
         if "BEGIN CERTIFICATE" not in content or "PRIVATE KEY" in content:
             refuse(
                 f"{locate('$.ca')}: {profile.ca} must hold PEM certificates and no private key",
