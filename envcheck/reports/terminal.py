@@ -6,8 +6,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import msgspec
+from msgspec import structs
 from rich.console import Console, RenderableType
 from rich.status import Status
 from rich.table import Table
@@ -37,6 +39,7 @@ def width() -> int:
 
 def show(report: RunReport, console: Console, written: Iterable[str] = ()) -> None:
     """Print what ran on what, a line a check, each failure with value, limit, source and remedy, and the verdict."""
+    report = _in_line(report)
     console.print(_heading(report))
     console.print()
     console.print(_lines(report.outcomes))
@@ -54,6 +57,20 @@ def show(report: RunReport, console: Console, written: Iterable[str] = ()) -> No
     for line in written:
         console.print(Text(line, overflow="fold"), soft_wrap=True)
     console.print(Text(phrases.conclusion(report), style=_STYLES[report.verdict.status]))
+
+
+def _in_line(value: Any) -> Any:
+    """Return a part of a report whose texts make no line of their own, as "PASS" in a summary; logs have lines."""
+    if isinstance(value, str):
+        return value if value.isprintable() else " ".join(value.split())
+    if isinstance(value, list):
+        return [_in_line(each) for each in value]
+    if isinstance(value, dict):
+        return {_in_line(name): _in_line(each) for name, each in value.items()}
+    if not isinstance(value, msgspec.Struct):
+        return value
+    names = (name for name in value.__struct_fields__ if name not in ("log", "ranks"))
+    return structs.replace(value, **{name: _in_line(getattr(value, name)) for name in names})
 
 
 def show_plan(plan: Plan, target: TargetFacts, console: Console, demands: Iterable[Demand] = ()) -> None:

@@ -52,15 +52,7 @@ _Seconds = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 class _Facts(msgspec.Struct):
     device_count: Annotated[int, msgspec.Meta(ge=0, le=4096)]
     devices: list[dict[str, Any]] = []
-    packages: dict[str, Any] = {}
-    arch_list: list[str] = []
-    python: str = ""
-    executable: str = ""
-    prefix: str = ""
-    start: str = ""
     error: str = ""
-    torch: str | None = None
-    cuda: str | None = None
 
 
 class _Said(msgspec.Struct, tag_field="event", forbid_unknown_fields=True, kw_only=True):
