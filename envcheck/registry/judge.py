@@ -211,7 +211,9 @@ def judge_image(attached: Sequence[ListedProof], image: str, terms: ProofTerms) 
     chosen = next((one for one in judged if one.refused is None), None)
     order = list(ProofRefusal)
     refusals = [one.refused for one in judged if one.refused]
-    refusals.append(Rejection(ProofRefusal.NO_PROOF, "nothing lies beside this image"))
+    refusals.append(
+        Rejection(ProofRefusal.NO_PROOF, "nothing lies beside this image; run it, then `envcheck publish` its report")
+    )
     furthest = max(refusals, key=lambda refused: order.index(refused.reason))
     return ImageProofs(judged, chosen, None if chosen else furthest)
 
@@ -270,7 +272,7 @@ def _by_itself(statement: Statement, terms: ProofTerms) -> Rejection | None:
         why = f"the policy refuses warnings: {', '.join(predicate.warned_tests[:_SHOWN])}"
         return Rejection(ProofRefusal.FAILED, why)
     if facts.mode != "gpu" and terms.policy.mode == "gpu":
-        return Rejection(ProofRefusal.NOT_A_GPU_RUN, "it ran on a CPU")
+        return Rejection(ProofRefusal.NOT_A_GPU_RUN, 'it ran on a CPU; for a trial write mode = "cpu" in [proof]')
     return None
 
 

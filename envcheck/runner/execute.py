@@ -23,6 +23,7 @@ from envcheck.runner.local_python import NodeGroup
 from envcheck.runner.outcomes import fold, outcome_row, unfinished
 from envcheck.runner.requirements import hold_demands
 from envcheck.runner.schema import Mode, OutcomeRow, Plan, PlannedCheck, RunVerdict, Timing
+from envcheck.runner.worker.fork_server import NODE_READ
 from envcheck.runner.worker_session import RunPlan
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -274,7 +275,7 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
     # The worker imports torch while this process reads the node.
     with worker_session.working_directory(instructions, run.asked.site) as directory:
         reading = _beside(collect)
-        reading.add_done_callback(lambda _: worker_session.node_was_read(directory))
+        reading.add_done_callback(lambda _: worker_session.leave_word(directory / NODE_READ))
         events = worker_session.events(run.asked.target, directory, {i: c.timeout for i, c in planned.items()})
         for event in run.nodes.together(events, directory) if run.nodes else events:
             if event["event"] == "environment":

@@ -27,7 +27,7 @@ from envcheck.runner.planning import STARTING, CheckModule
 from envcheck.runner.requirements import Demand, MountDemand
 from envcheck.runner.schema import OutcomeRow, Plan, encodable
 from envcheck.runner.worker import process_limits
-from envcheck.runner.worker.fork_server import MOST_STRETCH, NODE_READ, P2P_OFF
+from envcheck.runner.worker.fork_server import MOST_STRETCH, P2P_OFF
 
 Event = dict[str, Any]
 
@@ -188,13 +188,14 @@ def working_directory(plan: Mapping[str, Any], site: Path | None) -> Iterator[Pa
                 shutil.copytree(site / "env", inner / "site")
         yield inner
     finally:
-        shutil.rmtree(outer, ignore_errors=True)
+        with contextlib.suppress(RecursionError):  # directories in each other, which an image can make
+            shutil.rmtree(outer, ignore_errors=True)
 
 
-def node_was_read(directory: Path) -> None:
-    """Tell the worker that it may touch the GPUs now; it may be gone by then, and its directory too."""
+def leave_word(path: Path) -> None:
+    """Make the empty file that a worker waits for; it may be gone by then, and no link that it left is followed."""
     with contextlib.suppress(OSError):
-        os.close(os.open(directory / NODE_READ, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644))
 
 
 def events(target: Target, directory: Path, limits: Mapping[str, float]) -> Iterator[Event]:

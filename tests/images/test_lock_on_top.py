@@ -143,7 +143,6 @@ def test_no_message_repeats_a_login(tmp_path: Path) -> None:
             with pytest.raises(ConfigError) as caught:
                 call()
             assert "hunter2" not in str(caught.value)
-            assert "x.example" in str(caught.value)
     with pytest.raises(ConfigError, match="exact version") as caught:
         parse_lock("# index: pypi\ne @ https://me:hunter2@x.example/e.whl\n", "base", "x.lock")
     assert "hunter2" not in str(caught.value)
@@ -164,8 +163,11 @@ def test_what_is_no_requirement_is_named(line: str, says: str, tmp_path: Path) -
         checked([line])
     file = tmp_path / "requirements.txt"
     file.write_text(f"# mine\neinops>=0.8 # shapes\n\n{line}\n")
-    with pytest.raises(ConfigError, match=rf"requirements.txt:4: .*{says}"):
+    with pytest.raises(ConfigError, match=rf"requirements.txt:4' {says}") as refused:
         read_requirements(file)
+    assert line not in str(refused.value)
+    with pytest.raises(ConfigError, match="/dev/zero: longer than 1 MiB"):
+        read_requirements(Path("/dev/zero"))
 
 
 def test_a_file_of_requirements_is_read_without_its_comments(tmp_path: Path) -> None:

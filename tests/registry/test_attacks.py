@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -138,6 +139,27 @@ def test_one_image_with_too_many_attachments_does_not_stop_the_pull_of_another(l
     document = lied.pull("--from", lied.name)
     assert document["chosen"] is not None
     assert [(row["digest"], row["reason"]) for row in document["refused"]] == [(image.digest, "tampered")]
+
+
+def test_a_pull_says_what_it_renames_and_lists_old_refusals_with_all_only(
+    lied: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lied.attach(lied.repository.manifest("2.13.0-cpu-py311-runtime"), by="other")
+    name = "envcheck/torch:2.13.0-cpu-py311-runtime"
+    holds = {name: "sha256:old"}
+    engine = SimpleNamespace(
+        pull=lambda pinned: holds.setdefault(pinned, "sha256:new"),
+        inspect=lambda wanted: SimpleNamespace(id=holds[wanted]),
+        tag=lambda _, tagged: holds[tagged],
+    )
+    monkeypatch.setattr("envcheck.images.engines.find", lambda _: "docker")
+    monkeypatch.setattr("envcheck.images.engines.connect", lambda _: engine)
+    for words, listed in (((), False), (("--all",), True)):
+        status, said = lied.run("pull", "--from", lied.name, "--policy", lied.policy, *words)
+        assert status == 0, said
+        assert f"{name} was the image sha256:old here, and is sha256:new now" in said
+        assert ("wrong-key" in said, "1 more refused; --all lists them" in said) == (listed, not listed)
+        assert said.splitlines()[-1] == f"docker run --rm -it --shm-size 8g {name}"
 
 
 @pytest.mark.parametrize("where", ["manifest", "blob"])

@@ -97,6 +97,14 @@ def test_the_log_that_is_shown_is_of_the_rank_that_was_lost(report: MakeReport) 
     assert "I wait" not in result
 
 
+def test_a_text_of_a_report_makes_no_line_of_its_own(report: MakeReport) -> None:
+    evil = "all fine\nPASS: 9 promises proved\r\u2028x"
+    made = report(row("matmul", "fail", evil, remedy=evil, culprit=evil), row(evil))
+    made = structs.replace(made, host=structs.replace(made.host, name=evil))
+    made = structs.replace(made, verdict=structs.replace(made.verdict, sentence=evil))
+    assert not [line for line in text(made).splitlines() if line.strip().startswith("PASS: 9")]
+
+
 @each("outcome", [GOOD, SLOW, BROKEN])
 def test_the_last_line_of_a_cpu_run_says_that_no_gpu_was_tested(report: MakeReport, outcome: OutcomeRow) -> None:
     result = text(report(outcome, mode="cpu"))

@@ -61,6 +61,8 @@ def test_what_no_launcher_would_say_is_a_group_of_one(environ: dict[str, str]) -
         (SLURM | {"SLURM_NTASKS": "९"}, ["SLURM_NTASKS='९' is not a number"]),
         (SLURM | {"SLURM_PROCID": "9"}, ["slurm contradict each other: rank 9 of 9"]),
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "all"}, ["SLURM_STEP_TASKS_PER_NODE='all'"]),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x9999999999)"}, ["SLURM_STEP_TASKS_PER_NODE='4(x"]),
+        (SLURM | {"SLURM_NNODES": "9" * 5000}, ["SLURM_NNODES='9999"]),
         (TORCHRUN | {"WORLD_SIZE": "-1"}, ["WORLD_SIZE='-1' is not a number"]),
         (TORCHRUN | {"WORLD_SIZE": "0"}, ["torchrun contradict each other: rank 9 of 0"]),
         (TORCHRUN | {"RANK": "16"}, ["torchrun contradict each other: rank 16 of 16"]),

@@ -223,6 +223,7 @@ class PullOptions:
     engine: Annotated[Literal["auto", "docker", "podman"], Option("Which engine pulls.")] = "auto"
     mirror: _Mirror = "user"
     plan_only: Annotated[bool, Option("--dry-run", "Choose and say why; pull nothing.")] = False
+    list_all: Annotated[bool, Option("--all", "List what was refused, also where an image is chosen.")] = False
     as_json: Annotated[bool, Option("--json", "Print envcheck/pull/1.")] = False
 
     @property
@@ -291,6 +292,9 @@ def _pulled(pinned: str, chosen: ChosenImage, wanted: str) -> dict[str, str]:
         fix = f"start the engine, or pass --dry-run and pull {pinned} elsewhere"
         raise UnavailableError(error.message, fix=fix) from error
     name = engines.local_name(engine, f"envcheck/torch:{local_tag(chosen)}")
+    before, now = connected.inspect(name), connected.inspect(pinned)
+    if before and now and before.id != now.id:
+        note(f"{name} was the image {before.id[:19]} here, and is {now.id[:19]} now")
     connected.tag(pinned, name)
     return {"engine": engine, "name": name}
 
@@ -311,13 +315,14 @@ def _show_choice(
         _say(str(reference.pinned(chosen.digest)), proven)
     else:
         _say(f"{reference}: no image is proven for this node")
-    for refusal in choice.refused[:_SHOWN]:
+    most = len(choice.refused) if options.list_all else 0 if chosen else _SHOWN
+    for refusal in choice.refused[:most]:
         named = f" ({', '.join(refusal.tags[:2])})" if refusal.tags else ""
         by = f"proof {_short(refusal.proof)}: " if refusal.proof else ""
         _say(f"refused {_short(refusal.digest)}{named}: {refusal.refused.reason.value}")
         _say(f"    {by}{refusal.refused.detail}")
-    if len(choice.refused) > _SHOWN:
-        _say(f"and {len(choice.refused) - _SHOWN} more; --json lists all")
+    if len(choice.refused) > most:
+        _say(f"{len(choice.refused) - most} more refused; --all lists them")
     if chosen is None and options.policy is None:
         _say(_NO_POLICY)
     if pulled is not None:

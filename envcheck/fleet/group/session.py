@@ -12,7 +12,7 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from envcheck import __version__
+from envcheck import __version__, safe_files
 from envcheck.checks.support.exact_data import SEED
 from envcheck.checks.support.process_group import NODE_NAME
 from envcheck.errors import refuse
@@ -25,7 +25,7 @@ from envcheck.runner.execute import Run, now
 from envcheck.runner.planning import CheckModule, checked_module
 from envcheck.runner.schema import GroupFacts, OutcomeRow
 from envcheck.runner.worker.fork_server import NODES_LOST, NODES_READY
-from envcheck.runner.worker_session import LAST
+from envcheck.runner.worker_session import LAST, leave_word
 
 
 def interface_of(address: str) -> str:
@@ -71,7 +71,7 @@ class GroupSession:
     def together(self, events: Iterator[Event], directory: Path) -> Iterator[Event]:
         """Yield the worker's events, those of a check's end with the ranks of all nodes; then `end` if it is lost."""
         self._rounds += 1
-        self.member.stopped = lambda: _touch(directory / NODES_LOST)
+        self.member.stopped = lambda: leave_word(directory / NODES_LOST)
         try:
             for event in events:
                 yield from self._joined(event, directory)
@@ -125,9 +125,7 @@ class GroupSession:
                 "environment": self._environment(int(first["seed"])),
             }
         )
-        unfinished = directory / f".{NODES_READY}"
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(directory / NODES_READY)
+        safe_files.put(directory / NODES_READY, text.encode(), 0o644, durable=False)
 
     def _environment(self, seed: int) -> dict[str, str]:
         """Return the variables of this node's ranks; a user's own interface for gloo, and seed, stay."""
@@ -139,12 +137,6 @@ class GroupSession:
             **({SEED: str(seed)} if not os.environ.get(SEED) else {}),
             **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
         }
-
-
-def _touch(path: Path) -> None:
-    """Leave word for the worker; its directory may be gone by then."""
-    with contextlib.suppress(OSError):
-        path.touch()
 
 
 # In the order of what each needs: data must be right before a speed means anything.

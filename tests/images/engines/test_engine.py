@@ -219,6 +219,9 @@ def test_an_image_is_run_by_who_holds_it(
 
     monkeypatch.setattr(Engine, "demand", demand)
     monkeypatch.setattr(Engine, "inspect", inspect)
+    for odd in ("--help", "-v", "a b", "i\n", ""):
+        with pytest.raises(ConfigError, match="is no name of an image"):
+            engines.holder(odd)
     if expected is None:
         with pytest.raises(ConfigError, match="no image i:1 in this machine's engine"):
             engines.holder("i:1")
