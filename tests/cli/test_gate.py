@@ -120,15 +120,15 @@ def test_root_runs_nothing_that_another_user_may_change(tmp_path: Path, monkeypa
     python = tmp_path / "env" / "bin" / "python"
     python.symlink_to("/usr/bin/python3")
     assert others_may_change(python) == ""
-    for change, why in (
-        (lambda: python.parent.chmod(0o777), f"{python.parent} may be written by others"),
-        (lambda: os.chown(tmp_path / "env", 4711, 0), f"{tmp_path / 'env'} belongs to user 4711"),
+    for mode, owner, why in (
+        (0o777, 0, f"{python.parent} may be written by others"),
+        (0o755, 4711, f"{tmp_path / 'env'} belongs to user 4711"),
     ):
-        change()
+        python.parent.chmod(mode)
+        os.chown(tmp_path / "env", owner, 0)
         assert others_may_change(python) == why
         result = gate("--python", str(python), "--drain")
         assert (result.exit_code, f"wrong configuration: {why}, and root would run it" in result.stderr) == (2, True)
-        python.parent.chmod(0o755)
 
 
 @each("name", ["n[1-9]", "ALL", "all", "a,b", "..", "", "-n7", "n7 state=idle"])

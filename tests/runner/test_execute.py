@@ -285,6 +285,7 @@ def test_an_event_that_does_not_fit_is_skipped_and_told(add: Callable[..., Path]
         assert (run.verdict.exit_code, run.environment) == (3, FACTS["facts"]), attack
 
 
+NESTS = "import os\nfor _ in range(1500):\n    os.mkdir('d')\n    os.chdir('d')"
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -303,6 +304,15 @@ def test_whatever_an_image_says_ends_in_a_verdict(
     run = run_site(target=ScriptedTarget([FACTS, said, {"event": "end"}], 0))
     assert run.verdict.exit_code in (0, 1, 3)
     assert msgspec.json.decode(msgspec.json.encode(report_of(run)), type=RunReport)
+
+
+def test_what_an_image_leaves_in_the_directory_of_its_plan_ends_nothing(tmp_path: Path) -> None:
+    with worker_session.working_directory({}, None) as directory:
+        subprocess.run([sys.executable, "-c", NESTS], cwd=directory, check=True)
+        (directory / "word").symlink_to(tmp_path / "elsewhere")
+        worker_session.leave_word(directory / "word")
+    subprocess.run(["rm", "-rf", directory.parent], check=True)
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_process_that_no_signal_ends_is_named_in_the_report(
