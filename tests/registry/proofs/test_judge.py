@@ -273,11 +273,9 @@ def test_todays_limits_are_held_against_the_evidence(policy: Policy, key: Privat
 
 
 def test_warnings_are_those_of_today_whatever_the_report_was_edited_to(policy: Policy, key: PrivateKey) -> None:
-    def edited(report: Any) -> Any:
-        outcomes = [structs.replace(o, status="pass") if o.status == "warn" else o for o in report.outcomes]
-        return structs.replace(report, outcomes=outcomes)
-
-    packed = publishing.pack(edited(proofs.report()))
+    report = proofs.report()
+    outcomes = [structs.replace(one, status="pass") if one.status == "warn" else one for one in report.outcomes]
+    packed = publishing.pack(structs.replace(report, outcomes=outcomes))
     statement = publishing.state(packed, proofs.IMAGE, {})
     assert statement.predicate.result == "PASSED"
     lying = ListedProof("sha256:1", proofs.bundle(statement, key), lambda _: packed.content)
