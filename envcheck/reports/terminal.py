@@ -53,7 +53,7 @@ def show(report: RunReport, console: Console, written: Iterable[str] = ()) -> No
     if took := phrases.taken(report):
         console.print(Text(f"took {took}", style="dim"))
     if blamed := phrases.one_blamed_gpu(report):
-        console.print(Text(blamed))
+        console.print(Text(_in_line(blamed)))
     for line in written:
         console.print(Text(line, overflow="fold"), soft_wrap=True)
     console.print(Text(phrases.conclusion(report), style=_STYLES[report.verdict.status]))
@@ -138,7 +138,7 @@ def _heading(report: RunReport) -> RenderableType:
     if image := phrases.image(report):
         table.add_row("image", image)
     table.add_row("", phrases.environment(facts))
-    table.add_row("ran on", phrases.hardware(report))
+    table.add_row("ran on", _in_line(phrases.hardware(report)))
     if made_up := phrases.made_up(report):
         table.add_row("evidence", made_up)
     if report.resolution:

@@ -111,11 +111,11 @@ def outcomes_of(
             lost = Outcome(ERROR, why, remedy=fix, code=code)
             known = {identity: outcome or lost for identity, outcome in known.items()}
         return [(identity, outcome) for identity, outcome in known.items() if outcome is not None]
-    if event["event"] == "left-out":
+    if event["event"] == "left-out" and event["id"] in waiting:
         [planned] = [check.seconds for check in plan.checks if check.id == event["id"]]
         remaining = f"{max(event['left'], 0.0):.1f} s of the budget of {plan.budget or 0.0:g} s were left"
         return [(event["id"], skipped(f"left out: planned for {planned:g} s, and {remaining}", code="budget.left-out"))]
-    if event["event"] != "done":
+    if event["event"] not in ("done", "left-out"):
         return []
     module = modules[event["id"]]
     if module.id in waiting and event["error"] is None:

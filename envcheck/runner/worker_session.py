@@ -233,7 +233,7 @@ def _follow(handle: Handle, path: Path, plan: Mapping[str, Any], limits: Mapping
             yield {"event": "silent", "unreadable": error.strerror}
             return
         for line in lines:
-            event = _event(line, plan["run"], limits)
+            event = _event(line, plan, limits)
             if event["event"] == "foreign" and refused:
                 continue
             refused = refused or event["event"] == "foreign"
@@ -293,7 +293,7 @@ def _read(path: Path, position: int) -> tuple[list[bytes], int]:
     return complete_lines.splitlines(), position + len(complete_lines)
 
 
-def _event(line: bytes, run: str, limits: Mapping[str, float]) -> Event:
+def _event(line: bytes, plan: Mapping[str, Any], limits: Mapping[str, float]) -> Event:
     """Return the event that a line is, or one called `foreign` that says why it is none."""
     try:
         event: Event = encodable(json.loads(line))
@@ -303,9 +303,10 @@ def _event(line: bytes, run: str, limits: Mapping[str, float]) -> Event:
     except ValueError as error:  # msgspec's, of json, of text that is not UTF-8
         why = " ".join(str(error).split())[:200]
     else:
-        if said.run == run and _shallow(event) and getattr(said, "id", "") in ("", *limits):
+        about, skips = event.get("id"), isinstance(said, _LeftOut) and plan["budget"] is None
+        if said.run == plan["run"] and _shallow(event) and about in (None, *limits) and not skips:
             return event
-        why = f"{event['event']} of {event.get('id', run)[:40]} in the run {said.run[:40]}"
+        why = f"{event['event']} of {str(about)[:40]} in the run {said.run[:40]}"
     return {"event": "foreign", "what": why}
 
 

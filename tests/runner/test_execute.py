@@ -267,6 +267,8 @@ ATTACKS: list[Any] = [
     {"event": "started", "id": "one", "group": 0},
     {"event": ["x"]},
     {"event": "silent"},
+    {**DONE, "id": ""},
+    {"event": "left-out", "id": "one", "left": 0.0},
 ]
 
 
