@@ -22,6 +22,7 @@ from envcheck.runner.worker import process_limits
 PACKAGE: Final = Path(envcheck.__file__).resolve().parent
 _GRACE: Final = 6.0
 _LOG_TAIL: Final = 1 << 16
+_LOG_MOST: Final = 1 << 24
 _OLDEST: Final = (3, 9)  # what the worker is written for
 _AT_LEAST: Final = ".".join(map(str, _OLDEST))
 _SPEAK: Final = r"import sys; print('\nPython-%d.%d' % sys.version_info[:2])"
@@ -153,6 +154,7 @@ class LocalHandle:
     def __init__(self, argv: list[str], directory: Path) -> None:
         # Read by its descriptor: whatever has its name later may be a link or a pipe.
         self._log = (directory / "worker.log").open("w+b", buffering=0)
+        self._cut = ""
         try:
             self._process = subprocess.Popen(
                 argv,
@@ -167,13 +169,17 @@ class LocalHandle:
             raise _cannot_start(argv[0], error) from error
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while it runs."""
+        """Return the exit code, or None while it runs; what it printed is cut at 16 MiB, so that it fills no disk."""
+        if os.fstat(self._log.fileno()).st_blocks * 512 > _LOG_MOST:
+            os.ftruncate(self._log.fileno(), 0)
+            self._cut = f"[cut: more than {_LOG_MOST >> 20} MiB]\n"
         return self._process.poll()
 
     def log(self) -> str:
         """Return the last of what the worker printed."""
         size = os.fstat(self._log.fileno()).st_size
-        return os.pread(self._log.fileno(), _LOG_TAIL, max(0, size - _LOG_TAIL)).decode(errors="replace")
+        tail = os.pread(self._log.fileno(), _LOG_TAIL, max(0, size - _LOG_TAIL)).lstrip(b"\0")
+        return f"{self._cut}{tail.decode(errors='replace')}"
 
     def end(self, groups: list[int]) -> None:
         """Cut the lifeline; after a while, or where the guard itself is gone, kill by process group."""

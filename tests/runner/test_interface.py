@@ -1,6 +1,7 @@
 """Which Python is meant, and what it promises."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from envcheck.errors import ConfigError
 from envcheck.runner import promises
 from envcheck.runner.local_python import (
     ChosenPython,
+    LocalHandle,
     LocalPython,
     answering,
     choose_python,
@@ -78,6 +80,19 @@ def test_a_python_too_old_for_the_worker_is_refused(tmp_path: Path, version: str
     else:
         with pytest.raises(ConfigError, match=rf"is Python {version}; give --python one of 3\.9 or newer"):
             answering(chosen)
+
+
+def test_what_a_worker_prints_is_cut_and_read_from_the_file_that_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    handle = LocalHandle(["sh", "-c", "head -c 30000000 /dev/zero; read x; echo done > said"], tmp_path)
+    (tmp_path / "worker.log").unlink()
+    os.mkfifo(tmp_path / "worker.log")
+    while "cut" not in handle.log():
+        handle.poll()
+    handle.end([])  # the end of its stdin
+    assert (tmp_path / "said").read_text() == "done\n"
 
 
 def test_promises_are_read_beside_the_python_they_are_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
