@@ -38,7 +38,8 @@ _FIRST: Final = IMPORT_TIMEOUT + 2 * 95.0
 _OVER: Final = 20.0  # what it may need beyond a check's own limit to end its group
 _POLL: Final = 0.01
 _BY_HAND: Final = "import torch with that Python by hand, and see what it does"
-_MOST: Final = 1 << 24  # bytes of all events: those of 60 checks on 64 ranks are less
+# Bytes of an event and of all: 64 ranks have 4 MiB of logs where NCCL_DEBUG is set, and some 30 checks have ranks.
+_LINE, _MOST = 1 << 24, 1 << 28
 _DEPTH: Final = 60  # of lists and objects in each other; a check's measurement has some six
 _PREFIX: Final = "envcheck-run-"
 _INNER: Final = "plan"
@@ -286,9 +287,9 @@ def _read(path: Path, position: int) -> tuple[list[bytes], int]:
 
     Processes of an image can put anything in its place: a link, a FIFO, a line without an end.
     """
-    text = progress_file.content(path, _MOST - position, position) or b""
-    if len(text) > _MOST - position:
-        raise OSError(0, f"they have over {_MOST} bytes")
+    text = progress_file.content(path, _LINE, position) or b""
+    if position > _MOST or (len(text) > _LINE and b"\n" not in text):
+        raise OSError(0, f"they have over {_MOST} bytes, or {_LINE} in a line")
     complete_lines = text[: text.rfind(b"\n") + 1]
     return complete_lines.splitlines(), position + len(complete_lines)
 

@@ -233,9 +233,10 @@ def test_however_a_worker_ends_every_check_has_its_outcome_and_it_is_ended(
     [
         (os.mkfifo, "it is no regular file"),
         (lambda path: path.symlink_to("/dev/zero"), "Too many levels of symbolic links"),
-        (lambda path: path.write_bytes(b"{" * 5000), "they have over 4096 bytes"),
+        (lambda path: path.write_bytes(b"{" * 5000), "they have over 20000 bytes, or 4096 in a line"),
+        (lambda path: path.write_bytes(b"{}\n" * 9000), "they have over 20000 bytes, or 4096 in a line"),
     ],
-    ids=["pipe", "link", "too much"],
+    ids=["pipe", "link", "endless line", "endless lines"],
 )
 def test_what_an_image_puts_in_the_place_of_its_results_holds_up_nobody(
     add: Callable[..., Path],
@@ -244,7 +245,8 @@ def test_what_an_image_puts_in_the_place_of_its_results_holds_up_nobody(
     plant: Callable[[Path], object],
     why: str,
 ) -> None:
-    monkeypatch.setattr(worker_session, "_MOST", 4096)
+    monkeypatch.setattr(worker_session, "_LINE", 4096)
+    monkeypatch.setattr(worker_session, "_MOST", 20000)
     add("one", "return {}")
 
     class PlantedTarget(ScriptedTarget):
