@@ -248,7 +248,8 @@ def referrers(
 
     def read(name: str) -> Referrer | Rejection:
         result = _read(repository, subject, name, own.get(name, ""))
-        allowance.take(result.descriptor.size if isinstance(result, Referrer) else _MOST_ATTACHED)
+        absent = isinstance(result, Rejection) and result.reason is ProofRefusal.DANGLING
+        allowance.take(result.descriptor.size if isinstance(result, Referrer) else 0 if absent else _MOST_ATTACHED)
         return result
 
     names = [digest for digest, kind in listed.items() if kind != without or not kind]
