@@ -61,10 +61,14 @@ PIP: Final = """FROM {base}
 RUN --mount=type=bind,from=wheels,target=/wheels python3 -m venv /opt/venv \\
  && /opt/venv/bin/pip install --quiet --no-cache-dir --no-index --find-links /wheels {wanted}
 """
-PACKAGES: Final = "RUN --mount=type=bind,source=mirror/os,target=/run/os sh /run/os/packages.sh {packages}\n"
+PACKAGES: Final = (
+    "RUN --mount=type=bind,source=templates/context/os,target=/run/os"
+    " --mount=type=bind,source=mirror/os,target=/run/mirror sh /run/os/packages.sh {packages}\n"
+)
 # In the order of an image on cudnn-devel: a compiler and NVIDIA's files, then all of them again beside torch.
 STAND_IN: Final = """FROM {base}
-RUN --mount=type=bind,source=mirror/os,target=/run/os sh /run/os/packages.sh g++ gcc libc6-dev make
+RUN --mount=type=bind,source=templates/context/os,target=/run/os \\
+    --mount=type=bind,source=mirror/os,target=/run/mirror sh /run/os/packages.sh g++ gcc libc6-dev make
 RUN --mount=type=bind,from=wheels,target=/wheels python3 -m venv /tmp/venv \\
  && /tmp/venv/bin/pip install --quiet --no-cache-dir --no-index --no-deps --find-links /wheels \\
     --target /usr/local/cuda {nvidia} && rm -r /tmp/venv

@@ -41,6 +41,7 @@ NOT_RUN = {
     r"^envcheck resolve$": "its result depends on this machine",
     r"^envcheck (publish|proof|pull|promote)": "needs a registry; tests/registry runs it with two real ones",
     r"^envcheck fleet (report|plan)": "needs reports or an inventory of many nodes; tests/fleet runs it",
+    r"^buildah ": "needs a base image and a network",
     r"^(cosign|pip) ": "is not a command of this project",
     r"^envcheck watch .*torchrun": "trains for minutes; tests/examples runs it",
     r"^envcheck report judge": "its exit code is that of the report; tests/reports/test_rejudge.py runs it",

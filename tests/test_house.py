@@ -29,7 +29,16 @@ TOP = {
     "README.md",
     "CHANGELOG.md",
 }
-TOP |= {"LICENSE", "CONTRIBUTING.md", "Makefile", ".github", ".ci", ".gitignore", ".pre-commit-config.yaml"}
+TOP |= {
+    "LICENSE",
+    "CONTRIBUTING.md",
+    "Makefile",
+    ".github",
+    ".ci",
+    ".dockerignore",
+    ".gitignore",
+    ".pre-commit-config.yaml",
+}
 # Written apart so that this file does not name them either.
 INDEX_HOSTS = re.compile(
     "|".join(

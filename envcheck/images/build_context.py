@@ -1,12 +1,12 @@
 """A build context that plain `docker build DIR` builds: the cell, and a mirror profile made into files.
 
-What a build needs and an image does not hold is under mirror/, which is only ever bind-mounted: os/, install/, prove/,
-and for each lock group a directory that says where its files come from. A RUN mounts only what it uses, so that a
-change repeats only the steps that depend on it. A netrc is not in the directory at all.
+It is laid out as a checkout is, whose images/CELL/Dockerfile is the same, and has mirror/ and bin/uv beside it. What
+mirror/ holds is only ever bind-mounted: os/, and for each lock group a directory that says where its files come from. A
+RUN mounts only what it uses, so that a change repeats only the steps that depend on it. A netrc is not in the directory
+at all.
 """
 
 import contextlib
-import json
 import shutil
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, hf_e
 from envcheck.mirrors.settings import RenderOptions, apt_sources_of, client_file
 
 Network = Literal["none", "default", "host"]
-_SCRIPTS: Final = {"os": ("os.sh", "packages.sh"), "install": ("install.sh", "bytecode.py"), "prove": ("prove.py",)}
+_SCRIPTS: Final = ("os", "install", "prove", "own")
 # Beside envcheck's own files nothing of a checkout goes along: no caches, no shipped copies of what is not needed.
 _LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "*.pyc", "_data", ".*")
 
@@ -79,24 +79,23 @@ def write(
     machine takes as long as to hash gigabytes of them.
     """
     spec = specs[0]
-    # Beside images/CELL/, a context has one architecture, and its Dockerfile calls each lock by the plain name.
+    # Other than images/CELL/, a context has one architecture, and its Dockerfile calls each lock by the plain name.
     cell = {name.replace(f".{spec.arch}.lock", ".lock"): text for name, text in render_cell(*specs).items()}
+    cell.pop("Dockerfile")
     tool_pins = tool_lock()
     _start(out)
     groups: dict[str, Lock] = {**{str(lock.group): lock for lock in all_locks(specs)}, "envcheck": tool_pins}
     base = base_reference(spec, profile.registry)
-    write_files(out, cell)
+    write_files(out / "images" / str(spec.cell), cell)
     _write_targets(specs, profile, base, out)
     _write_tool(out, matrix, tool or Path(uv.find_uv_bin()))
     rows: list[SourceRow] = []
     carried: dict[str, bool] = {}
-    if key_only:
-        _write_scripts(rows, out / "mirror")
-    elif wheels is None:
-        rows, carried = _write_mirror(spec, profile, groups, out / "mirror")
-    else:
+    if wheels is not None:
         rows, carried = [_stored(name) for name in groups], dict.fromkeys(groups, True)
-        _write_scripts(rows, out / "mirror")
+        _write_sources(rows, out / "mirror")
+    elif not key_only:
+        rows, carried = _write_mirror(spec, profile, groups, out / "mirror")
     _normalise(out)
     secrets = {"netrc": Path(profile.netrc)} if profile.netrc and wheels is None else {}
     return Context(path=out, secrets=secrets, wheels=wheels, base=base, network=network(rows), carried=carried)
@@ -155,14 +154,11 @@ def _start(out: Path) -> None:
 
 def _write_targets(specs: Sequence[ImageSpec], profile: Profile, base: str, out: Path) -> None:
     kept = hf_environment(profile) if profile.keep else None
-    (out / "Dockerfile").write_text(render_dockerfile(*specs, base=base, kept=kept))
-    (out / "promises").mkdir()
-    for spec in specs:
-        text = json.dumps(spec.own_promises, indent=1, sort_keys=True) + "\n"
-        (out / "promises" / f"{spec.target}.json").write_text(text)
-        files = data_path("templates") / "context/targets" / spec.target
-        if files.is_dir():
-            shutil.copytree(files, out / "targets" / spec.target)
+    (out / "Dockerfile").write_text(render_dockerfile(*specs, base=base, kept=kept, carried=True))
+    scripts, own = data_path("templates") / "context", out / "templates/context"
+    for name in (*_SCRIPTS, *(f"targets/{spec.target}" for spec in specs)):
+        if (scripts / name).is_dir():
+            shutil.copytree(scripts / name, own / name)
     if profile.keep:
         for path, text in _kept_files(profile, specs[0].cell.variant).items():
             (out / "keep" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +172,7 @@ def _write_mirror(
     wheels = local_wheels(groups.values(), profile, spec.cell.python)
     carried = {name: all(set(pin.sha256) & wheels.keys() for pin in lock.pins) for name, lock in groups.items()}
     rows = [row for name, lock in groups.items() for row in sources(name, lock, profile, carried=carried[name])]
-    _write_scripts(rows, mirror)
+    _write_sources(rows, mirror)
     for name, lock in groups.items():
         local_digests = {digest for pin in lock.pins for digest in pin.sha256} & wheels.keys()
         if local_digests:
@@ -196,12 +192,8 @@ def _write_mirror(
     return rows, carried
 
 
-def _write_scripts(rows: Iterable[SourceRow], mirror: Path) -> None:
-    templates = data_path("templates") / "context"
-    for step, names in _SCRIPTS.items():
-        (mirror / step).mkdir(parents=True)
-        for name in names:
-            shutil.copyfile(templates / name, mirror / step / name)
+def _write_sources(rows: Iterable[SourceRow], mirror: Path) -> None:
+    (mirror / "os").mkdir(parents=True)
     lines: dict[str, str] = {}
     for row in rows:
         lines[row.group] = lines.get(row.group, "") + f"{row.group}\t{row.name}\t{row.kind}\t{row.url}\n"
@@ -226,18 +218,16 @@ def _write_apt(spec: ImageSpec, profile: Profile, directory: Path) -> None:
         return
     directory.mkdir()
     # In the base image it is the mount that this path names.
-    for name, text in apt_sources_of(bases, distro, suite, "/run/os/apt").items():
+    for name, text in apt_sources_of(bases, distro, suite, "/run/mirror/apt").items():
         (directory / name).write_text(text)
 
 
 def _write_tool(out: Path, matrix: Path | None, tool: Path) -> None:
     (out / "bin").mkdir()
     _take(tool, out / "bin/uv", 0o755)
-    shutil.copyfile(data_path("templates") / "context/launcher.sh", out / "bin/envcheck")
-    shutil.copyfile(data_path("templates") / "envcheck.lock", out / "envcheck.lock")
+    shutil.copyfile(data_path("templates") / "envcheck.lock", out / "templates/envcheck.lock")
     shutil.copytree(Path(__file__).resolve().parents[1], out / "envcheck", ignore=_LEFT_OUT)
-    (out / "envcheck/_data").mkdir()
-    shutil.copyfile(matrix or data_path("matrix.yaml"), out / "envcheck/_data/matrix.yaml")
+    shutil.copyfile(matrix or data_path("matrix.yaml"), out / "matrix.yaml")
 
 
 def _take(source: Path, target: Path, *modes: int) -> None:

@@ -1,5 +1,6 @@
 """images/: what is written there, what is compared, what does not belong."""
 
+import json
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -76,6 +77,7 @@ def remove_orphans(images_dir: Path, rendered: Mapping[str, bytes]) -> list[str]
     """
     generated = {
         "Dockerfile",
+        *(f"{target}.json" for target in RECIPES),
         *(file_name(g, arch) for g in GROUPS for arch in ARCHS),
         *(path.partition("/")[2] for path in rendered),
     }
@@ -97,15 +99,17 @@ PROVEN: Final = ("torch", "cuda", "cudnn", "nccl", "python", "arch-list")
 
 
 def render_cell(*specs: ImageSpec) -> dict[str, bytes]:
-    """Return the files of images/<cell>/ for these targets of one cell: the Dockerfile and the locks.
+    """Return the files of images/<cell>/ for these targets of one cell: Dockerfile, promises and locks.
 
-    The Dockerfile is that of the first spec's architecture; each architecture has its own locks.
+    Dockerfile and promises are those of the first spec's architecture; each architecture has its own locks.
     """
     cell = specs[0].cell
     unlocked = next((spec for spec in specs if not spec.locks), None)
     if unlocked is not None:
         raise no_lock(cell, unlocked.arch)
-    files = {"Dockerfile": render_dockerfile(*(spec for spec in specs if spec.arch == specs[0].arch)).encode()}
+    first = [spec for spec in specs if spec.arch == specs[0].arch]
+    files = {"Dockerfile": render_dockerfile(*first).encode()}
+    files |= {f"{s.target}.json": (json.dumps(s.own_promises, indent=1, sort_keys=True) + "\n").encode() for s in first}
     for arch in dict.fromkeys(spec.arch for spec in specs):
         files |= lock_files(cell, all_locks(spec for spec in specs if spec.arch == arch), arch)
     return files
@@ -125,20 +129,27 @@ def all_locks(specs: Iterable[ImageSpec]) -> list[Lock]:
     return [locks[group] for group in GROUPS if group in locks]
 
 
-def render_dockerfile(*specs: ImageSpec, base: str | None = None, kept: Mapping[str, str] | None = None) -> str:
+def render_dockerfile(
+    *specs: ImageSpec, base: str | None = None, kept: Mapping[str, str] | None = None, carried: bool = False
+) -> str:
     """Return the Dockerfile of these targets of one cell, `runtime` last: it is what `docker build DIR` makes.
 
-    With `kept`, it leaves keep/ and this environment in the image.
+    With `kept`, it leaves keep/ and this environment in the image. `carried`: the context holds mirror/ and bin/uv, as
+    one of envcheck's does, so that engines without named contexts build it. Without, they are stages.
     """
-    return rendered("Dockerfile.j2", template_context(*specs, base=base, kept=kept))
+    return rendered("Dockerfile.j2", template_context(*specs, base=base, kept=kept, carried=carried))
 
 
 def template_context(
-    *specs: ImageSpec, base: str | None = None, kept: Mapping[str, str] | None = None
+    *specs: ImageSpec, base: str | None = None, kept: Mapping[str, str] | None = None, carried: bool = False
 ) -> dict[str, Any]:
     """Return what the Dockerfile's template is given."""
     spec = specs[0]
     return {
+        "carried": carried,
+        "mirror": "source=mirror/" if carried else "from=mirror,source=",
+        "uv": "source=bin/uv" if carried else "from=uv,source=uv",
+        "mirrored": ["os", *(lock.group for lock in all_locks(specs)), "envcheck"],
         "cell": spec.cell,
         "base": base or base_reference(spec),
         "packages": os_packages(spec.cuda),

@@ -87,6 +87,15 @@ def bake(specs: Sequence[ImageSpec], repository: str) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
+def bake_of_checkout(specs: Sequence[ImageSpec]) -> str:
+    """Return the JSON for a clone, whose Dockerfiles are those of amd64; bake given no name builds none of them."""
+    document = json.loads(bake([spec for spec in specs if spec.arch == ARCH], tags.REPOSITORY))
+    document["group"].pop("default")
+    for target in document["target"].values():
+        target |= {"context": ".", "dockerfile": f"images/{target['context']}/Dockerfile"}
+    return json.dumps(document, indent=1) + "\n"
+
+
 def _groups(specs: Sequence[ImageSpec]) -> dict[str, dict[str, list[str]]]:
     """Return the groups of each platform: all of it, one of each cell, one of each kind of target.
 

@@ -176,7 +176,7 @@ def missing(directory: Path, arch: HostArch = "x86_64") -> list[str]:
     present = {group for group in GROUPS if (directory / file_name(group, arch)).is_file()}
     shown = arch == "x86_64" and dockerfile.is_file()
     text = dockerfile.read_text(encoding="utf-8", errors="replace") if shown else ""
-    named = {group for group in GROUPS if f"source={group}.lock," in text}
+    named = {group for group in GROUPS if f"/{group}.lock," in text}
     needed = named | ({"torch", "base"} if present or text else set())
     return [file_name(group, arch) for group in GROUPS if group in needed - present]
 

@@ -15,12 +15,11 @@ from envcheck.matrix.facts.model import HostArch
 
 # Where bytes come from is no content: the locks' hashes hold them to the same bytes wherever that is.
 _MIRROR: Final = "mirror"
-_SCRIPTS: Final = frozenset({".sh", ".py"})
 
 
 def counts(path: Path) -> bool:
-    """Tell whether a file of the context (relative to it) is content: all but the mirror's, whose scripts are."""
-    return path.parts[0] != _MIRROR or path.suffix in _SCRIPTS
+    """Tell whether a file of the context (relative to it) is content: all but the mirror's."""
+    return path.parts[0] != _MIRROR
 
 
 def context_digest(context: Path) -> str:

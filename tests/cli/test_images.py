@@ -234,11 +234,11 @@ def test_a_context_is_that_of_the_machine_which_writes_it(
     text = (tmp_path / "ctx/Dockerfile").read_text()
     assert text.count(" AS runtime\n") == 1
     mounted = set(re.findall(r"source=(\S+\.lock),", text))
-    assert {path.name for path in (tmp_path / "ctx").glob("*.lock")} == mounted
+    assert {str(path.relative_to(tmp_path / "ctx")) for path in (tmp_path / "ctx").rglob("*.lock")} == mounted
     cell = Cell.parse(GRACE)
     assert cell is not None
     for target in ("runtime", "devel", "train"):
-        promised = json.loads((tmp_path / "ctx/promises" / f"{target}.json").read_text())
+        promised = json.loads((tmp_path / "ctx/images" / GRACE / f"{target}.json").read_text())
         assert promised == load_spec(load(), cell, target, arch=arch).own_promises
         assert f'envcheck.lock="{promised["lock"]}"' in text
 

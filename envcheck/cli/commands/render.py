@@ -16,6 +16,7 @@ from envcheck.errors import ConfigError
 from envcheck.images import build_context, tags
 from envcheck.images.dockerfile import drift, remove_orphans, render_cells
 from envcheck.images.dockerfile import write as write_files
+from envcheck.images.formats import bake_of_checkout
 from envcheck.images.spec import ImageSpec, load_specs, select
 from envcheck.matrix.file.load import load
 from envcheck.mirrors.profiles.load import load as load_profile
@@ -85,10 +86,19 @@ def _without_lock(specs: list[ImageSpec], options: RenderImagesOptions) -> list[
     return [f"{shown}/{cell} has no lock; run `envcheck lock {cell}{where}`" for cell in cells]
 
 
+def _files(specs: list[ImageSpec], options: RenderImagesOptions) -> dict[str, bytes]:
+    """Return what is to lie in images/; in the checkout's, whose cells they all are, the bake file too."""
+    locked = [spec for spec in specs if spec.locks]
+    files = render_cells(locked)
+    return (
+        files if options.selectors or options.images_dir else {**files, "bake.json": bake_of_checkout(locked).encode()}
+    )
+
+
 def _check(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptions, _settings: Settings) -> int:
     """Compare. Every cell of `specs` must have locks, but a directory of the user's own may hold some cells only."""
     everything, shown = not options.selectors, options.images_dir or "images"
-    rendered = render_cells(spec for spec in specs if spec.locks)
+    rendered = _files(specs, options)
     cells = {str(spec.cell) for spec in specs if spec.locks}
     lines = [] if options.images_dir and everything else _without_lock(specs, options)
     lines = [f"missing: {line}" for line in lines]
@@ -111,7 +121,7 @@ def _render(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptio
         raise ConfigError(message, fix=fix)
     if lacking:
         say(f"{counted(len(lacking), 'cell')} without a lock, so nothing to render: {lacking[0]}")
-    rendered = render_cells(spec for spec in specs if spec.locks)
+    rendered = _files(specs, options)
     changed = write_files(images_dir, rendered)
     removed = remove_orphans(images_dir, rendered) if not options.selectors else []
     for path in [] if settings.quiet else changed:

@@ -28,7 +28,7 @@ from envcheck.mirrors.profiles.model import Profile
 PROMISES: Final = "envcheck-promises.json"
 _KEY: Final = "envcheck-key"
 _PARTIAL: Final = "envcheck-partial"
-_SCRIPTS: Final = ("bytecode.py", "install.sh", "prove.py")
+_SCRIPTS: Final = ("install/bytecode.py", "install/install.sh", "prove/prove.py")
 _TARGET_SCRIPTS: Final = {"devel": ("targets/devel/cuda_home.py",)}
 
 
@@ -201,9 +201,10 @@ class _Steps:
         self, context: contexts.Context, dest: Path, spec: ImageSpec, timeout: float, on_line: Callable[[str], None]
     ) -> None:
         self.mirror = context.path / "mirror"
+        self._scripts = context.path / "templates/context"
         self.dest = dest
         self.spec = spec
-        self._locks = context.path
+        self._locks = context.path / "images" / str(spec.cell)
         # Never /run/wheels, which is an image build's.
         self._wheels = str(context.wheels or "")
         self._netrc = {"NETRC": str(context.secrets["netrc"])} if "netrc" in context.secrets else {}
@@ -218,19 +219,20 @@ class _Steps:
         cache = subprocesses.output([uv.find_uv_bin(), "cache", "dir"]).strip()
         env = {"ENVCHECK_UV": uv.find_uv_bin(), "ENVCHECK_LOCK": str(lock), "ENVCHECK_CACHE": cache}
         env |= {"ENVCHECK_WHEELS": self._wheels, "ENVCHECK_FROM": str(self.mirror / group), **self._netrc}
-        self.run(f"install {group}", ["sh", str(self.mirror / "install/install.sh"), group, str(self.dest)], env)
+        self.run(f"install {group}", ["sh", str(self._scripts / "install/install.sh"), group, str(self.dest)], env)
 
     def link_cuda(self, cuda: str) -> None:
         """Link NVIDIA's wheels into cuda/, the CUDA_HOME of this environment, with the script an image build runs."""
         python = self.dest / "bin/python"
         site_packages = self.dest / f"lib/python{self.spec.cell.python}/site-packages"
-        argv = [str(python), "-I", "-B", str(self._locks / "targets/devel/cuda_home.py"), str(site_packages)]
+        argv = [str(python), "-I", "-B", str(self._scripts / "targets/devel/cuda_home.py"), str(site_packages)]
         self.run("link CUDA", [*argv, str(self.dest / "cuda"), cuda])
 
     def prove(self) -> None:
         """Ask the installed torch what it is, with the script an image build runs."""
         promised = [*dockerfile.proof(self.spec), *dockerfile.added(self.spec)]
-        self.run("prove", [str(self.dest / "bin/python"), "-I", "-B", str(self.mirror / "prove/prove.py"), *promised])
+        script = self._scripts / "prove/prove.py"
+        self.run("prove", [str(self.dest / "bin/python"), "-I", "-B", str(script), *promised])
 
     def run(self, step: str, argv: list[str], env: dict[str, str] | None = None) -> None:
         """Run a command; its failure is a FailedError."""

@@ -11,7 +11,7 @@ FILES = {
     "Dockerfile": "ARG BASE=debian:x\nFROM ${BASE}\nRUN true\n",
     "torch.lock": "torch==2.8.0",
     "bin/uv": "binary",
-    "mirror/install/install.sh": "echo",
+    "templates/context/install/install.sh": "echo",
     "mirror/torch/sources.tsv": "torch\tpypi-1\tsimple\thttps://mirror.example/simple\n",
     "mirror/os/ca.pem": "certificate",
     "mirror/torch/wheels/torch.whl": "wheel",
@@ -27,7 +27,7 @@ def context(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["torch.lock", "bin/uv", "mirror/install/install.sh"])
+@pytest.mark.parametrize("name", ["torch.lock", "bin/uv", "templates/context/install/install.sh"])
 def test_content_changes_it(context: Path, name: str) -> None:
     before = context_digest(context)
     (context / name).write_text("other")

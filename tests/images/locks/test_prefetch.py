@@ -79,7 +79,7 @@ def test_an_offline_context_names_no_source_but_its_files(
     assert {row.split("\t", 1)[1] for row in rows} == {"files-of-the-store\tcarried\t-"}
     assert {row.split("\t")[0] for row in rows} == {"nvidia", "torch", "base", "envcheck"}
     here = {path.name for path in (context.path / "mirror").iterdir()}
-    assert here == {"os", "install", "prove", "nvidia", "torch", "base", "envcheck"}
+    assert here == {"os", "nvidia", "torch", "base", "envcheck"}
 
 
 def _envcheck(arguments: list[str], home: Path, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

@@ -27,6 +27,7 @@ from envcheck.images.wheels import local_wheels
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
 from tests.certificates import signed
+from tests.wheels import wheel
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
 CANARY = "hunter2-canary"
@@ -54,12 +55,12 @@ def install(context: Context, group: str, target: Path, **more: str) -> subproce
     environment = {
         "PATH": os.environ["PATH"],
         "ENVCHECK_UV": str(context.path / "bin/uv"),
-        "ENVCHECK_LOCK": str(context.path / f"{group}.lock"),
+        "ENVCHECK_LOCK": str(context.path / "images" / str(CELL) / f"{group}.lock"),
         "ENVCHECK_CACHE": str(target.parent / "cache"),
         "ENVCHECK_FROM": str(context.path / "mirror" / group),
         "UV_HTTP_RETRIES": "0",
     }
-    command = ["sh", str(context.path / "mirror/install/install.sh"), group, str(target)]
+    command = ["sh", str(context.path / "templates/context/install/install.sh"), group, str(target)]
     return subprocess.run(command, env=environment | more, capture_output=True, text=True, check=False)
 
 
@@ -68,7 +69,13 @@ def installed(target: Path) -> set[str]:
 
 
 def prove(context: Context, target: Path, *promises: str) -> subprocess.CompletedProcess[str]:
-    command = [str(target / "bin/python"), "-I", "-B", str(context.path / "mirror/prove/prove.py"), *promises]
+    command = [
+        str(target / "bin/python"),
+        "-I",
+        "-B",
+        str(context.path / "templates/context/prove/prove.py"),
+        *promises,
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -77,19 +84,16 @@ def test_it_holds_all_that_a_build_copies_or_mounts(spec: ImageSpec, tmp_path: P
     here = sorted(str(p.relative_to(context.path)) for p in context.path.rglob("*") if p.is_file())
     for name in (
         "Dockerfile",
-        "nvidia.lock",
-        "torch.lock",
-        "base.lock",
-        "envcheck.lock",
-        "promises/runtime.json",
+        *(f"images/{CELL}/{name}" for name in ("nvidia.lock", "torch.lock", "base.lock", "runtime.json")),
+        *(f"templates/{name}" for name in ("envcheck.lock", "context/own/launcher.sh", "context/os/os.sh")),
+        "matrix.yaml",
         "bin/uv",
     ):
         assert name in here
     assert "envcheck/__main__.py" in here
-    assert "envcheck/_data/matrix.yaml" in here
     assert not [name for name in here if "__pycache__" in name or name.endswith(".pyc")]
     assert (context.secrets, context.base, context.network) == ({}, "debian:bookworm-slim", "default")
-    assert json.loads((context.path / "promises/runtime.json").read_text())["packages"] == spec.packages
+    assert json.loads((context.path / f"images/{CELL}/runtime.json").read_text())["packages"] == spec.packages
     text = (context.path / "Dockerfile").read_text()
     assert text == (tmp_path / "ctx/Dockerfile").read_text()
     assert "keep" not in text
@@ -110,7 +114,7 @@ def test_modes_do_not_depend_on_the_umask_nor_change_the_sites_files(
     finally:
         os.umask(before)
     modes = {p: stat.S_IMODE(p.stat().st_mode) for p in context.path.rglob("*")}
-    assert modes[context.path / "bin/envcheck"] == 0o755
+    assert modes[context.path / "bin/uv"] == 0o755
     assert {mode for path, mode in modes.items() if path.is_file() and path.parent.name != "bin"} == {0o644}
     assert stat.S_IMODE(wheel.stat().st_mode) == 0o600
 
@@ -151,11 +155,69 @@ def test_everything_carried_needs_no_network(
     assert list(target.glob("lib/*/site-packages/torch/__pycache__/*.pyc"))
 
 
+def test_without_a_mirror_the_given_wheels_are_taken_else_the_default_index_of_the_lock(
+    locked: ImageSpec, torch_wheels: Path, tmp_path: Path, target: Path
+) -> None:
+    context = write([locked], Profile(name="none"), tmp_path / "ctx")
+    shutil.rmtree(context.path / "mirror")
+    completed = install(context, "base", target, ENVCHECK_WHEELS=str(torch_wheels))
+    assert "envcheck: base: used files-given" in completed.stderr, completed.stderr
+    uv = tmp_path / "uv"
+    uv.write_text('#!/bin/sh\necho "asked $*" >&2\nexit 1\n')
+    uv.chmod(0o755)
+    lock = tmp_path / "torch.lock"
+    for index, expected in {"pypi": False, "pytorch/cu128": True}.items():
+        lock.write_text(f"# index: {index}\n")
+        asked = install(context, "torch", target, ENVCHECK_UV=str(uv), ENVCHECK_LOCK=str(lock), ENVCHECK_WHEELS="")
+        assert (asked.returncode, "--torch-backend cu128" in asked.stderr) == (1, expected)
+        assert not {"--no-index", "--default-index"} & set(asked.stderr.split())
+
+
+def test_a_secret_ca_is_trusted_without_a_mirror(
+    locked: ImageSpec, torch_wheels: Path, serve: Callable[..., Any], tmp_path: Path, target: Path
+) -> None:
+    certified = signed(tmp_path, "127.0.0.1")
+    site = serve(torch_wheels.parent / "index", certified.context)
+    context = write([locked], Profile(name="t", pypi=[Index(url=f"{site.url}/simple")]), tmp_path / "ctx")
+    assert install(context, "base", target).returncode != 0
+    assert install(context, "base", target, ENVCHECK_CA=str(certified.ca)).returncode == 0
+
+
+def test_envchecks_own_files_have_an_images_modes_whatever_the_clones(spec: ImageSpec, tmp_path: Path) -> None:
+    context = write([spec], Profile(name="none"), tmp_path / "ctx").path
+    shutil.copyfile(context / f"images/{CELL}/runtime.json", context / "promises.json")
+    (context / "envcheck/__pycache__").mkdir()
+    for path in [context / "matrix.yaml", context / "envcheck", *(context / "envcheck").rglob("*")]:
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    script = data_path("templates") / "context/own/own.sh"
+    root, site = tmp_path / "root", tmp_path / "site-packages"
+    site.mkdir()
+    env = {"PATH": os.environ["PATH"], "ENVCHECK_OWN": str(context), "ENVCHECK_ROOT": str(root)}
+    subprocess.run(["sh", str(script), str(site)], env=env, check=True, umask=0o077)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in site.rglob("*") if path.is_file()} == {0o644}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in site.rglob("*") if path.is_dir()} == {0o755}
+    assert not list(site.rglob("__pycache__"))
+    assert os.access(root / "usr/local/bin/envcheck", os.X_OK)
+    assert json.loads((root / "etc/envcheck/promises.json").read_text())["packages"] == spec.packages
+
+
+def test_uv_is_the_locked_one(tmp_path: Path) -> None:
+    made = wheel(tmp_path / "wheels", "uv", files={"uv-1.0.data/scripts/uv": "#!python\n"})
+    lock = tmp_path / "uv.lock"
+    script = str(data_path("templates") / "context/uv/uv.sh")
+    env = {"PATH": os.environ["PATH"], "ENVCHECK_LOCK": str(lock), "ENVCHECK_WHEELS": str(made.parent)}
+    for digest, expected in {hashlib.sha256(made.read_bytes()).hexdigest(): 0, "0" * 64: 1}.items():
+        lock.write_text(f"uv==1.0 --hash=sha256:{digest}\n")
+        done = subprocess.run(["sh", script, str(tmp_path / "uv")], env=env, capture_output=True, check=False)
+        assert (done.returncode, (tmp_path / "uv").exists()) == (expected, not expected), done.stderr
+        (tmp_path / "uv").unlink(missing_ok=True)
+
+
 def test_bytecode_holds_hashes_so_that_two_builds_are_equal(tmp_path: Path) -> None:
     for name, text in {"a": "A = 1\n", "b": "def f[\n", "c": "C = 3\n"}.items():
         (tmp_path / f"{name}.py").write_text(text)
     py_compile.compile(str(tmp_path / "a.py"))
-    script = data_path("templates") / "context/bytecode.py"
+    script = data_path("templates") / "context/install/bytecode.py"
     for _ in range(2):
         subprocess.run([sys.executable, "-I", "-B", script, tmp_path], check=True)
     compiled = {path.name.partition(".")[0]: path.read_bytes()[4:8] for path in tmp_path.glob("__pycache__/*")}
@@ -166,7 +228,7 @@ def test_a_wrong_hash_is_refused_and_nothing_is_installed(
     locked: ImageSpec, site: Any, tmp_path: Path, target: Path
 ) -> None:
     context = write([locked], Profile(name="t", pypi=[Index(url=f"{site.url}/simple")]), tmp_path / "ctx")
-    lock = context.path / "torch.lock"
+    lock = context.path / f"images/{CELL}/torch.lock"
     digest = locked.locks[1].pins[0].sha256[0]
     lock.write_text(lock.read_text().replace(digest, "0" * 64))
     completed = install(context, "torch", target)
@@ -247,10 +309,7 @@ def test_apt_walks_the_profiles_mirrors_in_order_and_nothing_of_it_is_copied(spe
     mirrors = (context.path / "mirror/os/apt/debian.mirrors").read_text()
     assert mirrors == "https://a.example/debian\tpriority:1\nhttps://b.example/debian\tpriority:2\n"
     assert "debian-security" in (context.path / "mirror/os/apt/envcheck.sources").read_text()
-    copied = [
-        line.split()[1] for line in (context.path / "Dockerfile").read_text().splitlines() if line.startswith("COPY")
-    ]
-    assert copied == ["envcheck", "bin/envcheck", "promises/runtime.json"]
+    assert "COPY" not in (context.path / "Dockerfile").read_text()
     assert "example" not in (context.path / "Dockerfile").read_text()
 
 

@@ -24,6 +24,7 @@ from envcheck.images.dockerfile import (
     render_dockerfile,
     write,
 )
+from envcheck.images.formats import bake_of_checkout
 from envcheck.images.lockfile import Lock
 from envcheck.images.spec import ImageSpec, load_specs, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
@@ -62,7 +63,9 @@ def test_committed_images_are_what_rendering_gives_no_more_and_no_less() -> None
     facts = load()
     archs = [(cell, arch) for cell in facts.cells() for arch in facts.archs(cell)]
     specs = [spec for cell, arch in archs for spec in load_specs(facts, cell, arch=arch)]
-    assert drift(data_path("images"), render_cells(spec for spec in specs if spec.locks)) == []
+    locked = [spec for spec in specs if spec.locks]
+    files = {**render_cells(locked), "bake.json": bake_of_checkout(locked).encode()}
+    assert drift(data_path("images"), files) == []
 
 
 def test_committed_images_name_no_url_no_mirror_no_date_and_no_secret() -> None:
@@ -98,7 +101,7 @@ def test_only_cuda_cells_hold_the_rdma_libraries(spec: ImageSpec, matrix: Matrix
 
 
 def test_the_fabric_is_proven_by_what_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prove = runpy.run_path(str(data_path("templates") / "context/prove.py"))
+    prove = runpy.run_path(str(data_path("templates") / "context/prove/prove.py"))
     fabric = prove["fabric"]
     monkeypatch.setitem(fabric.__globals__, "PROVIDERS", f"{tmp_path}/*-rdmav*.so")
     assert fabric("libc.so.6 libm.so.6") == "libc.so.6 libm.so.6 without a provider"
@@ -168,7 +171,18 @@ def test_hadolint_finds_nothing(spec: ImageSpec, tmp_path: Path) -> None:
     assert _hadolint([kept]).returncode == 1
 
 
-@each("script", ["install.sh", "os.sh", "packages.sh", "launcher.sh", "targets/jupyter/setup.sh"])
+@each(
+    "script",
+    [
+        "install/install.sh",
+        "os/os.sh",
+        "os/packages.sh",
+        "own/own.sh",
+        "own/launcher.sh",
+        "uv/uv.sh",
+        "targets/jupyter/setup.sh",
+    ],
+)
 def test_scripts_are_posix_sh(script: str) -> None:
     shell: Callable[[str], str | None] = shutil.which
     checker = shell("dash") or shell("sh")
@@ -181,15 +195,44 @@ def test_targets_of_a_cell_share_one_dockerfile_and_the_layers_of_torch() -> Non
     cell = Cell(torch="2.13.0", variant="cpu", python="3.11")
     text = render_dockerfile(*load_specs(facts, cell))
     stages = re.findall(r"(?m)^FROM (\S+) AS (\S+)$", text)
-    assert stages[:3] == [("scratch", "wheels"), ("${BASE}", "os"), ("os", "installed")]
-    assert stages[3:] == [("installed", name) for name in ("devel", "train", "jupyter", "runtime")]
+    assert stages[:5] == [
+        *(("scratch", n) for n in ("wheels", "mirror")),
+        ("${BASE}", "os"),
+        *(("os", n) for n in ("uv", "installed")),
+    ]
+    assert stages[5:] == [("installed", name) for name in ("devel", "train", "jupyter", "runtime")]
     assert text.count("install.sh torch") == 1
     for spec in load_specs(facts, cell):
         stage = re.search(rf"(?ms)^FROM installed AS {spec.target}$.*?(?=^FROM|\Z)", text)
         assert stage is not None
         assert f'envcheck.target="{spec.target}"' in stage[0]
-        assert f"COPY promises/{spec.target}.json" in stage[0]
+        assert f"source=images/{cell}/{spec.target}.json" in stage[0]
         assert "USER 1000:1000\n" in stage[0]
+
+
+def test_all_that_a_committed_dockerfile_mounts_is_in_a_clone() -> None:
+    root, missing = data_path("images").parent, set()
+    let_in = {line[1:] for line in (root / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    for file in data_path("images").glob("*/Dockerfile"):
+        text = file.read_text()
+        for mount in re.findall(r"--mount=type=bind,(\S+)", text):
+            options = dict(part.split("=", 1) for part in mount.split(","))
+            source, stage = options.get("source", ""), options.get("from")
+            if stage is None:
+                there = (root / source).exists() and source.partition("/")[0] in let_in
+            else:
+                there = f" AS {stage}\n" in text and (stage != "mirror" or f"\nWORKDIR /{source}\n" in text)
+            missing |= set() if there else {f"{file}: {mount}"}
+    assert missing == set()
+
+
+def test_a_build_of_envcheck_uses_the_same_file_with_two_stages_in_its_context(spec: ImageSpec) -> None:
+    own, committed = render_dockerfile(spec, carried=True), render_dockerfile(spec)
+    assert not {"mirror", "uv"} & set(re.findall(r" AS (\S+)", own))
+    for stage, place in {"from=mirror,source=": "source=mirror/", "from=uv,source=uv": "source=bin/uv"}.items():
+        committed = committed.replace(stage, place)
+    committed = re.sub(r"(?ms)^# (?:Empty too|By the hash).*?\n\n", "", committed)
+    assert committed.splitlines()[2:] == own.splitlines()[2:]
 
 
 def test_devel_has_a_cuda_home_where_the_wheel_has_cuda_and_no_other_target_has() -> None:

@@ -2,7 +2,7 @@
 # packages.sh PACKAGE...: the distribution's packages, from the profile's apt mirrors or the base's own sources.
 # What the base has already is not asked for, so that a complete base builds without a network.
 set -eu
-here=$(cd "$(dirname "$0")" && pwd)
+mirror=/run/mirror
 export DEBIAN_FRONTEND=noninteractive
 # A package that adds a user would put today's date into /etc/shadow.
 export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-631152000}"
@@ -20,7 +20,9 @@ apt() { # apt [OPTION...]: install what is missing with these options; lists and
     mkdir -p "$scratch/lists/partial" "$scratch/archives/partial"
     set -- -o "Dir::State::Lists=$scratch/lists" -o "Dir::Cache::Archives=$scratch/archives" \
         -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache=" -o "Acquire::Retries=2" "$@"
-    if [ -r "$here/ca.pem" ]; then set -- -o "Acquire::https::CaInfo=$here/ca.pem" "$@"; fi
+    for ca in /run/secrets/ca.pem "$mirror/ca.pem"; do
+        if [ -r "$ca" ]; then set -- "$@" -o "Acquire::https::CaInfo=$ca"; fi
+    done
     if [ -r /run/secrets/netrc ]; then set -- -o "Dir::Etc::netrc=/run/secrets/netrc" "$@"; fi
     rc=0
     # shellcheck disable=SC2086 # the packages are words
@@ -31,12 +33,12 @@ apt() { # apt [OPTION...]: install what is missing with these options; lists and
 
 if [ -n "$missing" ]; then
     rc=1
-    if [ -d "$here/apt" ]; then
+    if [ -d "$mirror/apt" ]; then
         rc=0
-        apt -o Dir::Etc::SourceList=/dev/null -o "Dir::Etc::SourceParts=$here/apt" || rc=$?
+        apt -o Dir::Etc::SourceList=/dev/null -o "Dir::Etc::SourceParts=$mirror/apt" || rc=$?
         if [ "$rc" = 0 ]; then say "used the profile's apt mirrors"; else say "the profile's apt mirrors failed rc=$rc"; fi
     fi
-    if [ "$rc" != 0 ] && [ -e "$here/closed" ]; then
+    if [ "$rc" != 0 ] && [ -e "$mirror/closed" ]; then
         say "the profile is closed: the base's own apt sources are not asked"
         exit "$rc"
     fi

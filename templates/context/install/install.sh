@@ -1,6 +1,7 @@
 #!/bin/sh
 # install.sh GROUP VENV: GROUP's lock into VENV, from the first source that has all of it, each file held to its hash.
 # uv falls back to no second index when the first fails: this loop does. sources.tsv: GROUP, NAME, KIND, URL.
+# Where no mirror is given there is none: then the wheels that are given, and the default index of uv.
 # Everything that this script reads belongs to GROUP alone: another group's sources change no layer of this one.
 set -u
 group=$1
@@ -13,9 +14,11 @@ wheels=${ENVCHECK_WHEELS-/run/wheels}
 export UV_NO_CONFIG=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-60}" UV_HTTP_RETRIES="${UV_HTTP_RETRIES:-3}"
 export UV_CACHE_DIR="${ENVCHECK_CACHE:-/root/.cache/uv}"
 unset UV_INDEX UV_INDEX_URL UV_DEFAULT_INDEX UV_EXTRA_INDEX_URL UV_FIND_LINKS UV_TORCH_BACKEND UV_COMPILE_BYTECODE
-if [ -r "$from/ca.pem" ]; then
+ca=$from/ca.pem
+[ -r "$ca" ] || ca=${ENVCHECK_CA:-/run/secrets/ca.pem}
+if [ -r "$ca" ]; then
     unset SSL_CERT_DIR
-    export SSL_CERT_FILE="$from/ca.pem"
+    export SSL_CERT_FILE="$ca"
 fi
 netrc=${ENVCHECK_NETRC:-/run/secrets/netrc}
 if [ -r "$netrc" ]; then export NETRC="$netrc"; fi
@@ -53,6 +56,16 @@ source_of() { # source_of NAME URL: what is said of it; a path of its URL may be
     esac
 }
 
+sources() { # its rows of sources.tsv
+    if [ -r "$from/sources.tsv" ]; then cat "$from/sources.tsv" && return; fi
+    if ls "$wheels"/*.whl >/dev/null 2>&1; then printf '%s\tfiles-given\tcarried\t-\n' "$group"; fi
+    index=$(sed -n 's/^# index: //p' "$lock")
+    case $index in
+    pytorch/*) printf '%s\tpytorch-default\ttorch-backend\t%s\n' "$group" "${index#*/}" ;;
+    *) printf '%s\tpypi-default\tdefault\t-\n' "$group" ;;
+    esac
+}
+
 rc=1
 tab=$(printf '\t')
 while IFS="$tab" read -r for name kind url <&3; do
@@ -65,10 +78,14 @@ while IFS="$tab" read -r for name kind url <&3; do
         exec "$venv/bin/python" -I -B "$here/bytecode.py" "$venv/lib"
     fi
     say "$(source_of "$name" "$url") failed rc=$rc"
-done 3<"$from/sources.tsv"
+done 3<<SOURCES
+$(sources)
+SOURCES
 # Why the local file was not taken outranks why the last mirror did not answer.
-while IFS="$tab" read -r for name <&3; do
-    if [ "$for" = "$group" ]; then say "hash mismatch: the local $name is not the file that was locked"; fi
-done 3<"$from/refused.tsv"
+if [ -r "$from/refused.tsv" ]; then
+    while IFS="$tab" read -r for name <&3; do
+        if [ "$for" = "$group" ]; then say "hash mismatch: the local $name is not the file that was locked"; fi
+    done 3<"$from/refused.tsv"
+fi
 say "no source had all of $group.lock"
 exit "$rc"
