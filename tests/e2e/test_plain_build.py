@@ -1,15 +1,18 @@
 """Docker alone builds a clone: with wheels, with a mirror, or with nothing but the engine's network."""
 
 import dataclasses
+import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import CELL, ROOT, Image, Machine, download
+from tests.registries import docker_registry
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -107,3 +110,24 @@ def test_with_nothing_but_the_engines_network(clone: Clone) -> None:
     done = clone.build("alone:1", "--network=host")
     assert done.returncode == 0, done.stderr
     assert "base: used pypi-default" in done.stderr
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[str]:
+    with docker_registry(tmp_path) as address:
+        yield address
+
+
+def test_what_was_proven_is_pushed(image: Image, machine: Machine, registry: str) -> None:
+    words = ("build", CELL, "--mirror", "host", "--engine", "docker", "--base", "bootstrap")
+    done = machine.envcheck("--quiet", *words, "--push", f"{registry}/me/torch")
+    assert done.returncode == 0, done.stderr
+    pushed = done.stdout.splitlines()[-1].split()[-1]
+    assert pushed.startswith(f"{registry}/me/torch@sha256:")
+    assert machine.docker("pull", pushed).returncode == 0
+    layers = [
+        json.loads(machine.docker("image", "inspect", name).stdout)[0]["RootFS"] for name in (pushed, image.reference)
+    ]
+    assert layers[0] == layers[1]
+    nobody = machine.envcheck(*words, "--push", "127.0.0.1:9/me/torch")
+    assert (nobody.returncode, nobody.stderr.count("could not be pushed")) == (3, 1)

@@ -66,6 +66,10 @@ class BuildOptions:
             metavar="REPOSITORY[:TAG]",
         ),
     ] = REPOSITORY
+    push: Annotated[
+        str | None,
+        Option("Push the proven image to this repository, and print its digest there.", metavar="REPOSITORY"),
+    ] = None
     output: Annotated[Path | None, Option("-o", "--output", "Where the venv engine puts the environment.")] = None
     dry_run: Annotated[bool, Option("Print the plan and stop. An engine that you name must answer.")] = False
     as_json: Annotated[bool, Option("--json", "Print the result, or with --dry-run the plan, as JSON.")] = False
@@ -143,6 +147,8 @@ class BuildRequest:
         that one that this build does not read is no mistake. `machine` is this machine's architecture.
         """
         repository, tag = parse(options.tag)
+        named = options.push is not None and parse(options.push)[1] is not None
+        _refuse([(named, f"--push takes a repository, and {options.push} ends in a tag", "give the tag by --tag")])
         requirements = [*checked(options.packages)]
         requirements += read_requirements(options.packages_file) if options.packages_file else []
         arch, here = architecture(options.platform), machine or architecture("auto")
@@ -217,6 +223,7 @@ def _engine(options: BuildOptions, find_engine: Callable[[str], EngineName], *, 
         f"--platform {options.platform}": foreign,
         "several --target": len(set(options.targets)) > 1,
         f"--tag {options.tag}": options.tag != REPOSITORY,
+        f"--push {options.push}": options.push is not None,
     }
     option = next((name for name, given in needs.items() if given), None)
     if engine == "venv" and options.engine == "auto" and option:
@@ -234,9 +241,11 @@ def _for_engine(options: BuildOptions, engine: EngineName, from_environment: Col
     no_image, no_venv = f"--network {options.network} is for builds of images", f"and the engine is {engine}"
     offline_fix = "leave --network out; --prefetch builds an environment without a network"
     named = (options.tag != REPOSITORY and is_venv, "--tag names an image, but --engine is venv")
+    sent = (options.push is not None and is_venv, f"--push sends an image, {no_venv}")
     out = (options.output is not None and not is_venv, f"--output is for venv, {no_venv}")
     return [
         (*named, "leave --tag out: --output says where a venv goes"),
+        (*sent, "leave --push out, or give --engine docker"),
         (*out, "give --engine venv, or --tag to name the image"),
         (alone and bool(options.gpus), f"--gpu {why}", "add --with, or leave --gpu out"),
         (alone and bool(options.extensions), f"--extensions {why}", "add --with, or leave --extensions out"),

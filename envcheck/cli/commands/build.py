@@ -44,6 +44,8 @@ def command(options: BuildOptions, settings: Settings) -> None:
     --with get a lock of their own on top of the cell's; a package that needs another torch or numpy is refused.
     A native extension without a wheel that fits is compiled on the cell's devel, and its wheel is kept in the store.
 
+    --push REPOSITORY pushes what was built and proven, under its full tag, and prints REPOSITORY@DIGEST.
+
     Several --target are built at once and share their layers: a shared step runs once.
 
     The build checks its versions before an image exists, and the labels before the image gets its tag. A cell that has
@@ -148,7 +150,9 @@ def _images(
     if dry_run:
         return [build.dry_run(engine, target) for target in targets]
     say, on_line = listeners(request.settings)
-    return build.build(engine, targets, say=say, on_line=on_line)
+    made = build.build(engine, targets, say=say, on_line=on_line)
+    repository, timeout = request.options.push, request.options.timeout
+    return [build.push(engine, each, repository, timeout) for each in made] if repository else made
 
 
 def _venv(

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,8 @@ _LOG: Final = {
     "podman": ("--log-driver=k8s-file", "--log-opt=max-size=1m"),
 }
 _NO_GPU: Final = re.compile("could not select device driver|unknown or invalid runtime|CDI device|nvidia.com/gpu")
+# docker's last line is "TAG: digest: sha256:... size: N"; podman's file holds the digest alone.
+_PUSHED: Final = re.compile(r"(?:digest: |\A)(sha256:[0-9a-f]{64})")
 _NO_IMAGE: Final = re.compile("no such image|not known|unable to find|no such object", re.IGNORECASE)
 _TIMEOUT: Final = 60.0
 _POLL: Final = 0.05
@@ -300,6 +303,20 @@ class Engine:
     def tag(self, image: str, reference: str) -> None:
         """Give an image one more reference."""
         self.output("tag", image, reference)
+
+    def push(self, reference: str, timeout: float) -> str:
+        """Send an image to its registry; return the digest that it has there."""
+        with tempfile.TemporaryDirectory(prefix="envcheck-push-") as scratch:
+            file = Path(scratch) / "digest"
+            options = [f"--digestfile={file}"] if self.name == "podman" else []
+            result = self.run("push", *options, reference, timeout=timeout)
+            said = file.read_text(encoding="ascii") if file.exists() else result.output
+        digest = _PUSHED.findall(said)
+        if result.status != 0 or not digest:
+            message = f"{reference} could not be pushed{subprocesses.last_line(result) or ': it took too long'}"
+            host = reference.partition("/")[0]
+            raise UnavailableError(message, fix=f"`{self.name} login {host}` with the right to write there, then again")
+        return str(digest[-1])
 
     def untag(self, reference: str) -> None:
         """Take a reference away; the image stays while it has another."""

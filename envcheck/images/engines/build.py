@@ -61,7 +61,7 @@ class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `sources` are those of what was installed now, and not in a layer that the engine had.
 
-    `bytes` as the engine counts: compressed in a containerd store, unpacked elsewhere.
+    `bytes` as the engine counts: compressed in a containerd store, unpacked elsewhere. `pushed` is REPOSITORY@DIGEST.
     """
 
     schema: Literal["envcheck/build/1"] = "envcheck/build/1"
@@ -80,6 +80,7 @@ class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
     sources: list[UsedSource]
     log: str | None
     seconds: float
+    pushed: str | None = None
 
 
 def base_packages(request: TargetRequest) -> tuple[str, ...]:
@@ -316,6 +317,18 @@ def _approve(engine: Engine, spec: ImageSpec, plan: BuildPlan, image: ImageInfo)
         else:
             engine.tag(image.id, alias)
     return [plan.tag, *(a for a in plan.aliases if a not in held_back)], held_back
+
+
+def push(engine: Engine, built: BuildResult, repository: str, timeout: float) -> BuildResult:
+    """Push a proven image under the tag that it has here, and return the result with the digest it has there."""
+    name = f"{repository}:{built.image.rpartition(':')[2]}"
+    engine.tag(built.id, name)
+    digest = engine.push(name, timeout)
+    held = engine.inspect(name)
+    if held is None or held.id != built.id:
+        message = f"{name} became another image while it was pushed"
+        raise PromiseError(message, fix="do not tag images in that repository meanwhile; build and push again")
+    return msgspec.structs.replace(built, pushed=f"{repository}@{digest}")
 
 
 @contextlib.contextmanager

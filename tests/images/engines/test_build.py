@@ -83,6 +83,11 @@ class _Shelf(Engine):
     def tag(self, image: str, reference: str) -> None:
         self.images[reference] = next(i for i in self.images.values() if i.id == image)
 
+    def push(self, reference: str, timeout: float) -> str:
+        assert timeout > 0
+        self.meanwhile()
+        return f"sha256:of-{reference}"
+
     def untag(self, reference: str) -> None:
         self.images.pop(reference, None)
 
@@ -110,6 +115,16 @@ def build(shelf: _Shelf, build_request: TargetRequest) -> BuildResult:
 
 def build_all(shelf: _Shelf, requests: Sequence[TargetRequest]) -> list[BuildResult]:
     return building.build(shelf, requests, say=lambda _: None, on_line=lambda _: None)
+
+
+def test_what_was_proven_is_pushed_under_its_full_tag(shelf: _Shelf, build_request: TargetRequest) -> None:
+    built = build(shelf, build_request)
+    name = "r.example/me/torch:2.8.0-cu128-py311-runtime"
+    assert building.push(shelf, built, "r.example/me/torch", 60).pushed == f"r.example/me/torch@sha256:of-{name}"
+    assert shelf.images[name].id == built.id
+    shelf.meanwhile = lambda: shelf.put(name, {}, number=99)
+    with pytest.raises(PromiseError, match="became another image while it was pushed"):
+        building.push(shelf, built, "r.example/me/torch", 60)
 
 
 def test_a_built_image_gets_its_keys_name_its_tag_and_its_aliases(shelf: _Shelf, build_request: TargetRequest) -> None:

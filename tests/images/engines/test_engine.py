@@ -255,6 +255,18 @@ def test_a_build_command_without_buildx_or_named_contexts_is_told(program: Progr
             engines.connect(engine).demand_contexts()
 
 
+def test_a_push_gives_the_digest_that_the_registry_has_or_says_what_to_do(program: Program) -> None:
+    digest = f"sha256:{'0a' * 32}"
+    program.answers(push=(f"Pushed\n2.8: digest: {digest} size: 1786", 0))
+    assert Engine("docker").push("r.example/me/torch:2.8", 60) == digest
+    program.answers(push=("denied: requested access to the resource is denied", 1))
+    for engine in BOTH:
+        with pytest.raises(UnavailableError, match="could not be pushed: denied: requested access") as error:
+            Engine(engine).push("r.example/me/torch:2.8", 60)
+        assert f"`{engine} login r.example`" in str(error.value.fix)
+    assert any(word.startswith("--digestfile=") for word in program.asked("push")[-1])
+
+
 # As buildx 0.13 prints it, with and without QEMU registered in binfmt_misc.
 NATIVE = "Name:   default\nDriver: docker\n\nNodes:\nPlatforms: linux/amd64, linux/amd64/v2\nLabels:\n"
 
