@@ -48,6 +48,7 @@ NOT_RUN = {
 }
 RETURNS = {
     "envcheck resolve --torch 2.8 --cuda 12.1 --no-here": 1,
+    "envcheck resolve --from requirements.txt": 1,
     "envcheck resolve --gpu T4 --driver 418.40.04 --no-here": 1,
     "envcheck resolve --with faiss-gpu-cu12 --gpu H100 --no-here": 1,
     "envcheck resolve --with vllm --with sglang --gpu H100 --no-here": 1,
@@ -167,6 +168,8 @@ def desk(tmp_path: Path) -> Path:
         shutil.copy(ROOT / "tests/data/reports/cpu.json", tmp_path / name)
     (tmp_path / "site.yaml").write_text(PROFILE, encoding="utf-8")
     (tmp_path / "Dockerfile").write_text("FROM scratch\n", encoding="utf-8")
+    pins = "--index-url https://download.pytorch.org/whl/cu121\ntorch==2.8.0+cu121\n"
+    (tmp_path / "requirements.txt").write_text(pins, encoding="utf-8")
     (tmp_path / "train.py").write_text("import torch\n", encoding="utf-8")
     name = "torchcodec-0.13.0-cp312-cp312-manylinux_2_28_x86_64.whl"
     wheel(tmp_path, "torchcodec", "0.13.0").rename(tmp_path / name)

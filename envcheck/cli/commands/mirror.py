@@ -6,7 +6,7 @@ import re
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import click
 import msgspec
@@ -23,6 +23,10 @@ from envcheck.mirrors.profiles.host_config import ca_bundle, distribution
 from envcheck.mirrors.profiles.load import BUILT_IN_NAMES, Preset, PresetEntry, load, presets
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.settings import FORMATS, SET_VARIABLE, RenderOptions, notes, render, settings_of
+
+if TYPE_CHECKING:
+    from envcheck.matrix.facts.model import Matrix
+    from envcheck.matrix.resolver.query import Query
 
 
 @command_with(JsonOption, name="list", epilog="`--mirror` also takes the path of a profile's YAML file.")
@@ -203,9 +207,9 @@ class MirrorDoctorOptions:
 def doctor_(options: MirrorDoctorOptions, settings: Settings) -> int:
     """Find settings of mirrors and downloads that no program reads, or that are dangerous, and suggest fixes.
 
-    FILES are Dockerfiles, scripts, requirements, Python, pip.conf and similar files. Without FILES, the command
-    examines this environment's variables, and the settings of pip, uv, npm, conda, docker, podman and the shells on
-    this machine. It prints no values, because they may be secrets.
+    FILES are Dockerfiles, scripts, requirements, Python, pip.conf and similar files. What they pin is judged as by
+    `envcheck resolve --from`. Without FILES, the command examines this environment's variables, and the settings of
+    pip, uv, npm, conda, docker, podman and the shells on this machine. It prints no values: they may be secrets.
 
     \b
     envcheck mirror doctor
@@ -215,17 +219,21 @@ def doctor_(options: MirrorDoctorOptions, settings: Settings) -> int:
     for error in unreadable:
         say(str(error))
     findings = doctor.examine(texts)
+    if options.files:
+        from envcheck.matrix.file.load import load as load_matrix
+        from envcheck.matrix.resolver.query import Query
+
+        findings += pinned(texts, load_matrix(settings.matrix), Query())
+        findings.sort(key=lambda finding: (finding.where, finding.line, finding.id))
     if options.as_json:
         examined = [{"name": text.name, "kind": text.kind} for text in texts]
         report = {"schema": "envcheck/mirror-doctor/1", "looked_at": examined, "findings": findings}
         report["unreadable"] = [error.message for error in unreadable]
         print_json(report)
     else:
-        _print_findings(findings, quiet=settings.quiet)
-        levels = [(sum(finding.level == level for finding in findings), level) for level in _COLOURS]
-        found = ", ".join(f"{number} {level}" for number, level in levels if number) or "no findings"
+        print_findings(findings, quiet=settings.quiet)
         missing = f", {len(unreadable)} cannot be read" if unreadable else ""
-        click.echo(f"{len(texts)} examined{missing}: {found}")
+        click.echo(f"{len(texts)} examined{missing}: {counted(findings)}")
     if options.files and unreadable:
         return 2
     return 1 if any(finding.level != "outdated" for finding in findings) else 3 if unreadable else 0
@@ -234,7 +242,27 @@ def doctor_(options: MirrorDoctorOptions, settings: Settings) -> int:
 _COLOURS: Final = {"danger": "red", "unreal": "yellow", "outdated": "cyan"}
 
 
-def _print_findings(findings: list[doctor.DoctorFinding], *, quiet: bool) -> None:
+def pinned(documents: list[doctor.Document], matrix: "Matrix", query: "Query") -> list[doctor.DoctorFinding]:
+    """Return what the facts say about the pins of files."""
+    from envcheck.images.pinned_files import read
+    from envcheck.matrix import pinned
+    from envcheck.matrix.extensions import file
+
+    return [
+        doctor.DoctorFinding(where=document.name, **finding._asdict())
+        for document in documents
+        for finding in pinned.judge(matrix, file.load(), read(document), query)
+    ]
+
+
+def counted(findings: list[doctor.DoctorFinding]) -> str:
+    """Return how many findings there are of each level."""
+    levels = [(sum(finding.level == level for finding in findings), level) for level in _COLOURS]
+    return ", ".join(f"{number} {level}" for number, level in levels if number) or "no findings"
+
+
+def print_findings(findings: list[doctor.DoctorFinding], *, quiet: bool) -> None:
+    """Print the place of each finding, what is wrong, and what to write instead."""
     for finding in findings:
         place = finding.where if finding.where == "environment" else f"{finding.where}:{finding.line}"
         styled = click.style(finding.level, fg=_COLOURS[finding.level], bold=True)

@@ -14,8 +14,8 @@ import click
 import msgspec
 
 from envcheck.cli import Settings
-from envcheck.cli.options import ARCHS, FILE, Option, command_with
-from envcheck.cli.shared.process import print_table
+from envcheck.cli.options import ARCHS, EXISTING_FILE, FILE, Option, command_with
+from envcheck.cli.shared.process import print_json, print_table
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.matrix.facts.lookup import Facts, find_gpu
 from envcheck.matrix.facts.model import PYTORCH, HostArch, Matrix
@@ -71,6 +71,10 @@ class ResolveOptions:
         "user"
     )
     everything: Annotated[bool, Option("--all", "List every cell with its verdict.")] = False
+    from_file: Annotated[
+        Path | None,
+        Option("--from", "Judge what a Dockerfile or a list of requirements pins.", type=EXISTING_FILE, metavar="FILE"),
+    ] = None
     here: Annotated[
         bool | None, Option("--here/--no-here", "Read what is not given from this node, or leave it open.")
     ] = None
@@ -96,27 +100,38 @@ def command(options: ResolveOptions, settings: Settings) -> int:
     Without a driver, GPU or --arch, the answer is for this node: its driver, GPUs, architecture and active Python are
     read. With one of them, the answer is for another machine, and nothing is read without --here.
 
-    Exit status: 0 when something can run, 1 when nothing can, 2 on bad input, 3 when this node cannot be read.
+    --from FILE judges a Dockerfile, a script, requirements, pyproject.toml, uv.lock or environment.yml, for any node or
+    the one described, and says what to write instead.
+
+    Exit status: 0 when something can run, 1 when nothing can, or a line of FILE cannot work, 2 on bad input, 3 when
+    this node cannot be read.
 
     \b
     envcheck resolve
     envcheck resolve --torch 2.8.0 --gpu H100 --driver 570.124.06
     envcheck resolve --cuda cu130 --gpu "RTX 4090" --driver 550.54.14
     envcheck resolve --with flash-attn --with "vllm>=0.16" --gpu H100 --driver 550
+    envcheck resolve --from Dockerfile --gpu A100 --driver 535
     """
     ignored = "--extensions" if options.extensions else "--third-party" if options.third_party else None
     if ignored and not options.requirements:
         message = f"{ignored} is for the extensions of --with, and there are none"
         raise ConfigError(message, fix=f"add --with, or leave {ignored} out")
+    stated = [options.torch, options.cuda, options.base_cuda, options.requirements, options.everything]
+    if options.from_file and any(stated):
+        message = "--from takes no --torch, --cuda, --base-cuda, --with and --all"
+        raise ConfigError(message, fix="leave them out: the file says what to install")
     matrix = load(settings.matrix)
     query, read, notes = normalized(options.query()), dict[str, str](), list[str]()
-    another = bool(query.driver or query.gpus or query.cc or query.arch)
+    another = bool(query.driver or query.gpus or query.cc or query.arch or options.from_file)
     if options.here or (options.here is None and not another):
         from envcheck.node import collect  # a question about another machine reads no node
 
         query, read, notes = fill(matrix, query, collect.identify(), active_python())
     query, taken = with_whole_driver(Facts(matrix), query)
     notes += taken
+    if options.from_file is not None:
+        return _judge_file(options.from_file, matrix, query, as_json=options.as_json, quiet=settings.quiet)
     answer = resolve(matrix, query, base_cuda=options.base_cuda, read_here=read, notes=notes)
     extended = _with_extensions(options, matrix, answer, notes) if options.requirements else None
     answer = extended or answer
@@ -131,6 +146,25 @@ def command(options: ResolveOptions, settings: Settings) -> int:
     else:
         show(answer, extended=extended, everything=options.everything, quiet=settings.quiet)
     return 0 if answer.legal else 1
+
+
+def _judge_file(path: Path, matrix: Matrix, query: Query, *, as_json: bool, quiet: bool) -> int:
+    from envcheck.cli.commands import mirror
+    from envcheck.images.pinned_files import read
+    from envcheck.mirrors.doctor import read_files
+
+    documents, errors = read_files([path])
+    for error in errors:
+        raise error
+    findings = mirror.pinned(documents, matrix, query)
+    if as_json:
+        print_json({"schema": "envcheck/pinned/1", "wanted": query, "findings": findings})
+    else:
+        mirror.print_findings(findings, quiet=quiet)
+        file = read(documents[0])
+        looked_at = f"{len(file.pins)} requirements and {len(file.bases)} images read"
+        click.echo(f"{path}: {looked_at}: {mirror.counted(findings)}")
+    return 1 if any(finding.level == "unreal" for finding in findings) else 0
 
 
 def _profile(name: str) -> Profile:

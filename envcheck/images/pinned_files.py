@@ -1,0 +1,190 @@
+"""Read what a Dockerfile, a script, requirements, pyproject.toml, uv.lock or environment.yml pins."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any, Final
+
+from packaging.markers import InvalidMarker, Marker
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from envcheck.matrix.pinned import Index, Pin, PinnedFile
+from envcheck.mirrors.doctor import Document, PreparedDocument
+
+# No requirement is longer; Python refuses to read numbers of thousands of digits.
+_LONGEST: Final = 500
+_LINUX: Final = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
+# Options and variables of pip and uv with an index: whether it comes beside others.
+_BESIDE: Final = {"--extra-index-url": True, "-f": True, "--find-links": True}
+_INDEX: Final = {"-i": False, "--index-url": False, "--default-index": False, "--index": False} | _BESIDE
+_VARIABLES: Final = {"PIP_INDEX_URL": False, "UV_DEFAULT_INDEX": False, "UV_INDEX": False, "PIP_EXTRA_INDEX_URL": True}
+_PIP: Final = re.compile(r"\bpip3?(?:\.\d+)?\s+(?:install|download|wheel)\b|\buv\s+add\b")
+_CONDA: Final = re.compile(r"\b(?:conda|mamba|micromamba)\s+(?:install|create)\b")
+_WORD: Final = re.compile(r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'])+")
+_SET: Final = re.compile(r"(?<![\w$-])(?P<name>[A-Za-z_]\w*)=[\"']?(?P<value>[^\s\"'$;]+)")
+_USED: Final = re.compile(r"\$\{?(?P<name>\w+)(?::?-(?P<default>[^}]*))?\}?")
+_FROM: Final = re.compile(r"(?im)^[ \t]*FROM\s+(?:--platform=\S+\s+)?(?P<image>\S+)")
+_TORCH_IMAGE: Final = re.compile(r"pytorch/pytorch:(\d+\.\d+\.\d+)-cuda(\d+)\.(\d+)-")
+_OTHER_SETTINGS: Final = re.compile(r"(?i)pip3?\s+config\b|pip\.conf|uv\.toml|torch[-_]backend")
+_SPEC: Final = re.compile(
+    r"(?:(?P<channel>[\w-]+)::)?(?P<name>[\w.-]+)\s*(?P<sign>[=<>!~]*)\s*(?P<version>[0-9.]{0,20})"
+)
+_ITEM: Final = re.compile(r"(?P<indent>\s*)-\s+(?P<value>.*)")
+_QUOTED: Final = re.compile(r"(?<![=\s])\s*[\"'](?P<value>[A-Za-z][^\"'\n]*)[\"']")
+_UV_INDEX: Final = re.compile(r"(?m)^\[\[tool\.uv\.index\]\][^\[]*")
+_UV_SOURCE: Final = re.compile(r"(?m)^(?P<name>[\w-]+)\s*=\s*(?P<value>\{[^}\n]*\}|\[\s*\{[^\]]*\])")
+_LOCKED: Final = re.compile(
+    r"(?m)^name = \"(?P<name>[^\"]+)\"\nversion = \"(?P<version>[^\"]+)\"\n"
+    r"source = \{ registry = \"(?P<url>[^\"]*)\" \}\n(?P<markers>resolution-markers = \[[^\]]*\])?"
+)
+
+_Lines = Iterable[tuple[int, str]]
+
+
+def read(document: Document) -> PinnedFile:
+    """Return what a file pins."""
+    name, source = PurePath(document.name).name.lower(), PreparedDocument(document)
+    if name.endswith(("pyproject.toml", "uv.lock")):
+        return _toml(source)
+    if name.endswith((".yml", ".yaml")) and re.search(r"(?m)^dependencies:", source.code):
+        return _environment(source)
+    lines = [*enumerate(source.code.split("\n"), 1)]
+    if document.kind == "requirements" or (name.endswith((".txt", ".in")) and not _PIP.search(source.code)):
+        return PinnedFile(pins=tuple(_requirements(lines)))
+    return _commands(source)
+
+
+def _pin(line: int, text: str, **more: Any) -> Pin | None:
+    """Return the pin of a requirement; None where it is none, or not for Linux."""
+    try:
+        wanted = Requirement(text[:_LONGEST])
+    except InvalidRequirement:
+        return None
+    exact = re.fullmatch(r"(?P<public>==[^+,]+)\+(?P<local>[\w.]+)", str(wanted.specifier))
+    more |= {"specifier": exact["public"], "local": exact["local"]} if exact else {"specifier": str(wanted.specifier)}
+    pin = Pin(line=line, text=text, name=canonicalize_name(wanted.name), **more)
+    return pin if _on_linux(str(wanted.marker or "")) and not wanted.url else None
+
+
+def _on_linux(marker: str) -> bool:
+    """Return whether a marker is true on Linux with any Python; which Python is used is not known here."""
+    try:
+        return not marker or ("python" not in marker and Marker(marker).evaluate(dict(_LINUX)))
+    except InvalidMarker:
+        return False
+
+
+def _requirements(lines: _Lines, group: int = 0) -> Iterator[Pin]:
+    options = [re.split(r"[=\s]+", line.strip(), maxsplit=1) for _, line in lines if line.lstrip().startswith("-")]
+    indexes = tuple(Index(option[1], _INDEX[option[0]]) for option in options if option[0] in _INDEX and option[1:])
+    pins = (_pin(at, line.partition(" --")[0].strip("\\ \t\r"), indexes=indexes, group=group) for at, line in lines)
+    yield from filter(None, pins)
+
+
+def _commands(source: PreparedDocument) -> PinnedFile:
+    """Read the commands of a Dockerfile or script. A variable counts where the file gives it one value."""
+    values: dict[str, set[str]] = {}
+    for match in _SET.finditer(source.code):
+        values.setdefault(match["name"], set()).add(match["value"])
+    known = {name: next(iter(each)) for name, each in values.items() if len(each) == 1}
+
+    def filled(text: str) -> str:
+        return _USED.sub(lambda used: known.get(used["name"]) or used["default"] or used[0], text)
+
+    bases = tuple((source.line(each.start("image")), filled(each["image"])) for each in _FROM.finditer(source.code))
+    settings = [Index(known[name], extra) for name, extra in _VARIABLES.items() if name in known]
+    settings += [Index("")] if _OTHER_SETTINGS.search(source.code) else []
+    # An image of PyTorch has a torch; where that came from is no question.
+    torches = [(line, _TORCH_IMAGE.search(image)) for line, image in bases]
+    pins = [_pin(line, f"torch=={of[1]}+cu{of[2]}{of[3]}", indexes=(Index(""),)) for line, of in torches if of]
+    for group, (at, command) in enumerate(source.commands, 1):
+        start = _PIP.search(command) or _CONDA.search(command)
+        words = [
+            (source.line(at + word.start()), filled(re.sub("[\"']", "", word[0])))
+            for word in (_WORD.finditer(command, start.end()) if start else ())
+        ]
+        pins += _installed(words, settings, group, conda=start is not None and start.re is _CONDA)
+    pythons = {found[1] for _, image in bases if (found := re.search(r"(?:^|/)python:(3\.\d+)", image))}
+    return PinnedFile(tuple(filter(None, pins)), bases, f"=={pythons.pop()}.*" if len(pythons) == 1 else "")
+
+
+def _installed(words: _Lines, settings: list[Index], group: int, *, conda: bool) -> Iterator[Pin | None]:
+    given: list[Index] = []
+    channels: list[str] = []
+    wanted: list[tuple[int, str]] = []
+    option = ""
+    for line, word in words:
+        name, _, value = word.partition("=") if word.startswith("-") else (option, "", word)
+        option = name if not value else ""
+        if conda and name in {"-c", "--channel"} and value:
+            channels.append(value)
+        elif name in _INDEX and value:
+            given.append(Index("" if "$" in value else value, _INDEX[name]))
+        elif value:
+            wanted.append((line, word))
+    indexes = (*given, *(index for index in settings if index.extra or all(one.extra for one in given)))
+    for line, text in wanted:
+        more: dict[str, Any] = {"indexes": indexes, "group": group, "sure": True}
+        yield _conda(line, text, channels, group) if conda else _pin(line, text, **more)
+
+
+def _conda(line: int, text: str, channels: list[str], group: int = 0) -> Pin | None:
+    spec = _SPEC.match(text)
+    if spec is None:
+        return None
+    loose = spec["sign"] == "=" and re.fullmatch(r"\d+(\.\d+)?", spec["version"])
+    sign = spec["sign"] if spec["sign"] not in {"", "="} else "=="
+    specifier = f"{sign}{spec['version']}{'.*' if loose else ''}" if spec["version"] else ""
+    name = "torch" if spec["name"] == "pytorch" else spec["name"]
+    used = (spec["channel"],) if spec["channel"] else tuple(channels)
+    return _pin(line, f"{name}{specifier}", channels=used, group=group)
+
+
+def _environment(source: PreparedDocument) -> PinnedFile:
+    channels: list[str] = []
+    rows: list[tuple[int, str]] = []
+    pip: list[tuple[int, str]] = []
+    section, below = "", -1
+    for number, line in enumerate(source.code.split("\n"), 1):
+        item = _ITEM.match(line)
+        if item is None:
+            section = line.partition(":")[0] if line[:1].isalpha() else section
+            channels += re.findall(r"[\w-]+", line.partition("[")[2]) if section == "channels" else []
+        elif section == "channels":
+            channels.append(item["value"].strip("\"' \r"))
+        elif section == "dependencies" and item["value"].strip() == "pip:":
+            below = len(item["indent"])
+        elif section == "dependencies":
+            (pip if 0 <= below < len(item["indent"]) else rows).append((number, item["value"].strip("\"' \r")))
+    pins = [pin for number, text in rows if (pin := _conda(number, text, channels))]
+    python = next((pin.specifier for pin in pins if pin.name == "python"), "")
+    return PinnedFile((*pins, *_requirements(pip, 1)), (), re.sub(r"==(3\.\d+).*", r"==\1.*", python))
+
+
+def _toml(source: PreparedDocument) -> PinnedFile:
+    """Read pyproject.toml or uv.lock by lines: a finding names one, and a broken table is uv's to say."""
+    code = source.code
+    urls = {_value(table[0], "name"): _value(table[0], "url") for table in _UV_INDEX.finditer(code)}
+    indexes = {}
+    for table in _UV_SOURCE.finditer(code):
+        rows = [row for row in re.findall(r"\{[^}]*\}", table["value"]) if _on_linux(_value(row, "marker"))]
+        indexes[table["name"]] = tuple(Index(urls.get(_value(row, "index"), "")) for row in rows[:1])
+    pins: list[Pin | None] = []
+    locked = [*_LOCKED.finditer(code)]
+    for text in () if locked else _QUOTED.finditer(code):
+        pin = _pin(source.line(text.start()), text["value"])
+        if pin and (pin.specifier or pin.name in indexes):
+            pins.append(replace(pin, indexes=indexes.get(pin.name, ())))
+    for row in locked:
+        if not (markers := re.findall(r"\"(.+)\"", row["markers"] or "")) or any(map(_on_linux, markers)):
+            at, index = source.line(row.start()), Index(row["url"])
+            pins.append(_pin(at, f"{row['name']}=={row['version']}", indexes=(index,), sure=True))
+    python = _pin(1, f"python{_value(code, 'requires-python')}")
+    return PinnedFile(tuple(filter(None, pins)), (), python.specifier if python else "")
+
+
+def _value(text: str, name: str) -> str:
+    found = re.search(rf"(?<![\w-]){name}\s*=\s*(?:\"(?P<one>[^\"\n]*)\"|'(?P<two>[^'\n]*)')", text)
+    return (found["one"] or found["two"] or "") if found else ""

@@ -1,0 +1,261 @@
+"""Judge what a file pins: torch against its index, the packages beside it, the base, the Python and a node."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from envcheck.errors import ConfigError
+from envcheck.matrix.extensions.answer import resolve_with
+from envcheck.matrix.extensions.file import Extensions
+from envcheck.matrix.extensions.fit import CUDA_MAJOR, NO_GPU_CODE, PINS_CONFLICT, TORCH_ABI, TORCH_PINNED, meets
+from envcheck.matrix.extensions.joint import WantedExtension
+from envcheck.matrix.facts.lookup import Facts
+from envcheck.matrix.facts.model import PYTORCH, Cell, Matrix, TorchRelease, key
+from envcheck.matrix.resolver.query import Query, host_arch, requested_devices
+from envcheck.matrix.resolver.resolve import Resolution, resolve, what_base_refuses
+
+# The last release on PyTorch's conda channel (pytorch/pytorch#138506).
+_LAST_CONDA: Final = "2.5.1"
+_REFUSED: Final = frozenset({TORCH_PINNED, TORCH_ABI, CUDA_MAJOR, NO_GPU_CODE, PINS_CONFLICT})
+# From these on, METADATA names no one torch (torchvision 0.29.1: torch>=2.14.0, torchaudio 2.11.0: none).
+_FREE: Final = {"torchvision": "0.29.1", "torchaudio": "2.11.0"}
+_PYTHONS: Final = tuple(f"3.{minor}" for minor in range(8, 16))
+_OF_VARIANT: Final = re.compile(r"/(?:whl|pytorch-wheels)/(?P<variant>cpu|cu\d{2,3})\b")
+_PYTHON_INDEX: Final = re.compile(r"https?://(?:pypi\.[^/]+|[^/]+/(?:repository/)?pypi(?:/web)?)/simple/?")
+_OUTSIDE: Final = re.compile(r"rocm|xpu|nightly|/test/|dev\d")
+_CUDA_BASE: Final = re.compile(r"(?:\S+/)?nvidia/cuda:(?P<cuda>\d+\.\d+)\S*")
+
+Level = Literal["unreal", "outdated"]
+
+
+class Index(NamedTuple):
+    """An index that an installer is given. `url` is "" where it is not known; `extra` comes beside the first."""
+
+    url: str
+    extra: bool = False
+
+    @property
+    def variant(self) -> str | None:
+        """The variant whose wheels are there."""
+        found = _OF_VARIANT.search(self.url)
+        return found["variant"] if found else None
+
+    @property
+    def of_a_site(self) -> bool:
+        """Whether nobody outside knows what is there."""
+        return self.variant is None and _PYTHON_INDEX.fullmatch(self.url) is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pin:
+    """A requirement at a line: `specifier` without a local version, which is `local` ("cu121").
+
+    Pins of one `group` are installed together. `channels` are those of conda, None for pip and uv. `sure`: there is
+    no other index than `indexes`.
+    """
+
+    line: int
+    text: str
+    name: str
+    specifier: str = ""
+    local: str = ""
+    indexes: tuple[Index, ...] = ()
+    group: int = 0
+    channels: tuple[str, ...] | None = None
+    sure: bool = False
+
+    @property
+    def exact(self) -> str | None:
+        """The one version that it allows."""
+        return self.specifier[2:] if re.fullmatch(r"==[0-9]+(\.[0-9]+)+", self.specifier) else None
+
+
+class PinnedFile(NamedTuple):
+    """What a file asks for. `bases` are images with their lines, `python` is a specifier."""
+
+    pins: tuple[Pin, ...] = ()
+    bases: tuple[tuple[int, str], ...] = ()
+    python: str = ""
+
+
+class PinFinding(NamedTuple):
+    """What cannot work at a line (`unreal`) or gives another thing than it says (`outdated`); what to write instead."""
+
+    line: int
+    id: str
+    level: Level
+    what: str
+    fix: str
+
+
+def judge(matrix: Matrix, extensions: Extensions, file: PinnedFile, query: Query) -> list[PinFinding]:
+    """Return the findings for the node of `query`, by line. Raises ConfigError for an invalid query."""
+    rules = _Judge(matrix, extensions, file, query)
+    by_name = {"torch": rules.torch, "torchvision": rules.companion, "torchaudio": rules.companion}
+    found = [finding for line, image in file.bases for finding in rules.base(line, image)]
+    found += [finding for pin in file.pins for finding in by_name.get(pin.name, rules.extension)(pin)]
+    return sorted(dict.fromkeys(found))
+
+
+class _Judge:
+    def __init__(self, matrix: Matrix, extensions: Extensions, file: PinnedFile, query: Query) -> None:
+        self.matrix, self.extensions, self.file, self.facts = matrix, extensions, file, Facts(matrix)
+        self.query = query.replace(torch=None, variant=None, cuda=None)
+        self.devices = requested_devices(self.facts, query)
+        self.arch = host_arch(query, self.devices)
+        self.newest_first = sorted(matrix.torch, key=lambda row: key(row.torch), reverse=True)
+
+    def torch(self, pin: Pin) -> Iterator[PinFinding]:
+        if pin.channels is not None:
+            yield from self._conda(pin)
+            return
+        if not _is_outside(pin):
+            yield from self._index(pin)
+        answer = self.answer(pin)
+        if answer is not None and not answer.legal:
+            took = "" if pin.exact else f"it is torch {answer.query.torch} today: ".replace("==", "")
+            weak = "" if answer.verified else " (by one weak source)"
+            fix = self._instead(pin, answer)
+            yield PinFinding(pin.line, "P101", "unreal", f"{took}{answer.reasons[0]}{weak}", fix)
+        elif answer is not None and self.devices and answer.query.variant == "cpu" and not (pin.local or pin.indexes):
+            best = Cell.parse(self.resolved(f"{answer.query.torch}", variant=None).cell or "")
+            fix = f"write --index-url {PYTORCH}/whl/{best.variant}" if best else "take another torch"
+            what = f"the Python index has no CUDA wheel of {pin.text} for {self.arch}: this one runs on the CPU"
+            yield PinFinding(pin.line, "P108", "unreal", what, fix)
+        elif pin.exact and self.matrix.release(pin.exact) is None:
+            yield from self._unreleased(pin, pin.exact)
+
+    def answer(self, pin: Pin) -> Resolution | None:
+        """Return what the resolver says to the wheel that pip takes; None where that is not known."""
+        releases = [row for row in self.newest_first if meets(row.torch, pin.specifier)]
+        only = next((index.variant for index in pin.indexes if index.variant and not index.extra), None)
+        release = next((row for row in releases if only is None or row.variant(only)), next(iter(releases), None))
+        if release is None or _is_outside(pin):
+            return None
+        named = [index for index in pin.indexes if not index.extra or release.variant(index.variant or "")]
+        variant = pin.local or next((index.variant for index in named if index.variant), None)
+        if variant is None and any(index.of_a_site for index in pin.indexes):
+            return None
+        return self.resolved(f"=={release.torch}", variant=variant or release.pypi.get(self.arch))
+
+    def resolved(self, torch: str | None, **axes: str | None) -> Resolution:
+        """Return the answer for a Python that the file allows and that has a wheel, else for the first it allows."""
+        given: list[str | None] = []
+        given += [name for name in _PYTHONS if self.file.python and meets(f"{name}.99", self.file.python)]
+        if self.query.python and (not given or self.query.python in given):
+            given = [self.query.python]
+        queries = [self.query.replace(torch=torch, python=python, **axes) for python in given or [None]]
+        answers = (resolve(self.matrix, query) for query in queries)
+        return next((each for each in answers if each.legal), None) or resolve(self.matrix, queries[0])
+
+    def _unreleased(self, pin: Pin, version: str) -> Iterator[PinFinding]:
+        if key("2.0.0") < key(version) < key(self.newest_first[0].torch):
+            near = next((row for row in self.newest_first if key(row.torch) < key(version)), self.newest_first[0])
+            yield PinFinding(pin.line, "P101", "unreal", f"there is no torch {version}", f"write torch=={near.torch}")
+
+    def _index(self, pin: Pin) -> Iterator[PinFinding]:
+        variants = [index.variant for index in pin.indexes if index.variant]
+        release = self.matrix.release(pin.exact or "")
+        if pin.local and pin.local not in variants and not any(index.of_a_site for index in pin.indexes):
+            named = f"this is the one of {variants[0]}" if variants else "it is not named"
+            what = f"only PyTorch's index of {pin.local} has +{pin.local} wheels, and {named}"
+            level: Level = "unreal" if pin.sure or pin.indexes else "outdated"
+            yield PinFinding(pin.line, "P102", level, what, f"write --index-url {_url(pin, pin.local)}")
+        extra = variants and not pin.local and all(index.extra for index in pin.indexes)
+        if release and extra and not any(map(release.variant, variants)):
+            took = f"torch {release.torch}+{release.pypi.get(self.arch, 'cpu')} of the Python index"
+            what = f"the index of {variants[0]} has no torch {release.torch}: pip takes {took}"
+            with_it = next((row.torch for row in self.newest_first if row.variant(variants[0])), release.torch)
+            fix = f"write torch=={with_it} --index-url {_url(pin, variants[0])}, or leave the index out"
+            yield PinFinding(pin.line, "P103", "outdated", what, fix)
+
+    def _instead(self, pin: Pin, answer: Resolution) -> str:
+        """Return what runs there as it is, first with the torch that was asked for; then the nearest alternatives."""
+        runs = (self.resolved(torch, variant=None).cell for torch in (pin.specifier or None, None))
+        described = self.query.driver or self.devices
+        cells = {next(filter(None, runs), ""): "runs as it is"} if described else {}
+        offers: dict[str, str] = {}
+        for name, change in (cells | {offer.cell: offer.change for offer in answer.alternatives}).items():
+            cell = Cell.parse(name)
+            release = self.matrix.release(cell.torch) if cell else None
+            if cell and release:
+                own = pin.local or any(index.variant for index in pin.indexes)
+                plain = not own and release.pypi.get(self.arch) == cell.variant
+                local = "" if plain else f"+{cell.variant} --index-url {_url(pin, cell.variant)}"
+                offers.setdefault(f"torch=={cell.torch}{local}", change)
+        texts = [f"{text} ({change})" for text, change in offers.items()][:2]
+        return f"write {'; or '.join(texts)}" if texts else "no torch runs there: `envcheck resolve` says why"
+
+    def beside(self, pin: Pin) -> Pin | None:
+        """Return the torch that is installed with a pin: of its group, else the only one of the file."""
+        torches = [other for other in self.file.pins if other.name == "torch" and other.exact]
+        near = [other for other in torches if other.group == pin.group] or torches
+        return near[0] if len({(other.exact, other.local) for other in near}) == 1 else None
+
+    def companion(self, pin: Pin) -> Iterator[PinFinding]:
+        torch = self.beside(pin)
+        release = self.matrix.release(torch.exact or "") if torch else None
+        wanted: str | None = getattr(release, pin.name, None)
+        if torch is None or release is None or pin.exact is None or wanted is None:
+            return
+        what = ""
+        if self._of_another(pin.name, pin.exact, release, wanted):
+            what = f"{pin.name} {pin.exact} is for another torch than {release.torch}"
+        elif pin.local and torch.local and pin.local != torch.local:
+            what = f"{pin.name} of {pin.local} loads another CUDA than torch of {torch.local}"
+        if what:
+            local = f"+{torch.local}" if release.variant(torch.local) else ""
+            yield PinFinding(pin.line, "P104", "unreal", what, f"write {pin.name}=={wanted}{local}")
+
+    def _of_another(self, name: str, version: str, release: TorchRelease, wanted: str) -> bool:
+        if key(version) >= key(_FREE[name]) and key(release.torch) >= key("2.9.0"):
+            return False
+        known = version in {getattr(row, name) for row in self.matrix.torch}
+        return version != wanted and (known or key(version)[:2] != key(wanted)[:2])
+
+    def extension(self, pin: Pin) -> Iterator[PinFinding]:
+        extension, torch = self.extensions.find(pin.name), self.beside(pin)
+        one = re.fullmatch(r"==[^,*]+", pin.specifier) and pin.channels is None
+        plain = self.answer(torch) if torch and extension and one else None
+        if plain is None or extension is None or not plain.legal:
+            return
+        joint = resolve_with(self.matrix, self.extensions, plain, [WantedExtension(extension, pin.specifier)])
+        for refused in joint.refused:
+            if refused.word in _REFUSED and not refused.not_known:
+                other = resolve_with(self.matrix, self.extensions, plain, [WantedExtension(extension)])
+                fits = [f"write {each.name}=={each.version}" for each in other.extensions]
+                fix = next(iter(fits), f"take a torch that {pin.text} is for, or leave it out")
+                yield PinFinding(pin.line, "P105", "unreal", refused.reason, fix)
+
+    def _conda(self, pin: Pin) -> Iterator[PinFinding]:
+        releases = [row for row in self.newest_first if meets(row.torch, pin.specifier)]
+        held = [row.torch for row in releases if key(row.torch) <= key(_LAST_CONDA)]
+        ended = "pytorch" in (pin.channels or ()) and "conda-forge" not in (pin.channels or ())
+        if releases and ended and not (held and pin.specifier):
+            what = f"PyTorch's conda channel ends with {_LAST_CONDA}"
+            fix = f"write torch=={releases[0].torch} below `- pip:`, or take it from the channel conda-forge alone"
+            yield PinFinding(pin.line, "P106", "outdated" if held else "unreal", what, fix)
+
+    def base(self, line: int, image: str) -> Iterator[PinFinding]:
+        cuda = _CUDA_BASE.fullmatch(image)
+        with contextlib.suppress(ConfigError):  # a CUDA without facts is not judged
+            driver = self.query.driver
+            sentence = what_base_refuses(self.facts, cuda["cuda"], driver, self.devices) if cuda and driver else ""
+            if " refuses to start: " in sentence:
+                fix = "write FROM ubuntu:24.04 or python:3.12-slim: torch's wheels bring their CUDA"
+                yield PinFinding(line, "P107", "unreal", sentence, fix)
+
+
+def _is_outside(pin: Pin) -> bool:
+    """Return whether the matrix has no facts about a wheel: for other devices, of another day, of somebody's own."""
+    local = not pin.local or re.fullmatch(r"cpu|cu[0-9]{2,3}", pin.local)
+    return not local or any(_OUTSIDE.search(text) for text in (pin.text, *(index.url for index in pin.indexes)))
+
+
+def _url(pin: Pin, variant: str) -> str:
+    """Return the pin's own PyTorch index, without its login, for another variant; or PyTorch's."""
+    found = next((found for index in pin.indexes if (found := _OF_VARIANT.search(index.url))), None)
+    above = re.sub(r"//.*@", "//", found.string[: found.start("variant")]) if found else f"{PYTORCH}/whl/"
+    return f"{above}{variant}"

@@ -1,0 +1,174 @@
+"""What public files pin is judged with the right answer each; what is sound gets no finding; no input breaks it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envcheck.cli import cli
+from envcheck.errors import ConfigError
+from envcheck.images.pinned_files import read
+from envcheck.matrix.extensions import file as extensions
+from envcheck.matrix.file.load import load
+from envcheck.matrix.pinned import Index, PinFinding, judge
+from envcheck.matrix.resolver.query import Query
+from envcheck.mirrors.doctor import Document, kind_of, read_files
+from envcheck.mirrors.profiles import load as profiles_of
+from tests.tables import each
+
+DATA = Path(__file__).parents[1] / "data/pinned"
+V100 = Query(gpus=["V100"], driver="535.54.03")
+# A file, the node, and of each finding its line, code and what to write.
+ANSWERS = [
+    ("tutorial.Dockerfile", Query(), ["4 P101 torch==2.8.0+cu128", "4 P101 torch==2.5.1+cu121"]),
+    ("tutorial.Dockerfile", Query(driver="515.65.01"), ["2 P107 FROM ubuntu:24.04", "4 P101 torch==2.7.1+cu118"]),
+    ("mirror.Dockerfile", Query(), ["4 P102 /whl/cu118", "5 P104 torchvision==0.16.2+cu118"]),
+    ("newest.Dockerfile", Query(), []),
+    ("newest.Dockerfile", V100, ["2 P101 torch==2.14.1+cu126 --index-url"]),
+    ("newest.Dockerfile", Query(gpus=["4090"], driver="550.54.14"), ["1 P107 python:3.12-slim", "2 P101 cu126"]),
+    ("newest.Dockerfile", Query(gpus=["H100"], driver="610.43.02"), []),
+    ("extra-requirements.txt", Query(), ["3 P103 torch==2.5.1 --index-url", "4 P104 torchvision==0.23.0"]),
+    ("xformers-requirements.txt", Query(), ["3 P105 xformers==0.0.33.post2"]),
+    ("xformers-requirements.txt", Query(gpus=["GH200"]), ["1 P108 /whl/cu130"]),
+    ("pyproject.toml", Query(), ["5 P101 torch==2.5.0+cu124", "5 P101 Python 3.12"]),
+    ("uv.lock", Query(), ["25 P104 torchvision==0.22.1+cu128"]),
+    ("environment.yml", Query(), ["8 P106 conda-forge"]),
+    ("old-environment.yml", Query(), []),
+    ("setup.sh", Query(), ["4 P106 conda-forge", "5 P101 torch==2.2.2"]),
+    ("sound.Dockerfile", Query(), []),
+    ("sound.Dockerfile", Query(gpus=["A100"], driver="550.54.14"), []),
+    ("sound-requirements.txt", Query(gpus=["RTX 5090"], driver="570.124.06", python="3.12"), []),
+]
+# A line of a requirements file or a command, and the codes found in it.
+LINES = [
+    ("pip install torch==2.8.0+rocm6.4 --index-url https://download.pytorch.org/whl/rocm6.4", ""),
+    ("pip install torch==2.9.0.dev20250801+cu121 --index-url https://download.pytorch.org/whl/nightly/cu121", ""),
+    ("pip install torch==2.8.0+cu121 --index-url https://wheels.example/ours", "P101"),
+    ("pip install torch==2.8.0+cu128 --index-url https://wheels.example/ours", ""),
+    ("pip config set global.index-url https://x.example/y && pip install torch==2.8.0+cu128", ""),
+    ("export PIP_EXTRA_INDEX_URL=https://x.example/whl/cu128\npip install torch==2.8.0+cu128", ""),
+    ("uv pip install torch==2.8.0+cu128 --torch-backend=cu128", ""),
+    ("pip install torch==1.8.2+cu111 torchvision==0.9.2+cu111 -f https://x.example/whl/lts/1.8/torch_lts.html", ""),
+    ("pip install torch==2.8.0+cu128", "P102"),
+    ("pip install torch==2.8.0+cu128 -i https://wheels.example/simple", ""),
+    ("pip install torch==2.8.0+cu128 -i https://pypi.mirror.example/simple", "P102"),
+    ("pip install torch==2.8.0+cu128 --index-url https://x.example/whl/cu126", "P102"),
+    ("pip install torch==2.8.0+cu128 -f https://x.example/pytorch-wheels/cu128", ""),
+    ("uv pip install 'torch>=2.6,<2.8' --index-url https://x.example/whl/cu121", "P101"),
+    ("pip install torch==2.1.0+cu118 torchvision==0.16.0+cu121 --index-url https://x.example/whl/cu118", "P104"),
+    ("pip install torch==2.13.0 torchaudio==2.11.0", ""),
+    ("pip install torch==1.12.1+cu113 -f https://x.example/whl/torch_stable.html", ""),
+    ("pip install torch==$TORCH torchvision==0.1", ""),
+    ("conda install pytorch=2.7 -c conda-forge", ""),
+    ("conda install pytorch==2.7.0 -c pytorch", "P106"),
+]
+
+
+def findings(document: Document, query: Query) -> list[PinFinding]:
+    return judge(load(), extensions.load(), read(document), query)
+
+
+def test_each_public_file_has_the_right_answer() -> None:
+    wrong = []
+    for name, query, expected in ANSWERS:
+        [document] = read_files([DATA / name]).documents
+        found = findings(document, query)
+        places = {" ".join(row.split()[:2]) for row in expected}
+        missing = [row for row in expected if not any(_answers(row, finding) for finding in found)]
+        if missing or {f"{finding.line} {finding.id}" for finding in found} != places:
+            wrong.append((name, query, missing, found))
+    assert not wrong
+    assert {path.name for path in DATA.iterdir()} == {name for name, _, _ in ANSWERS}
+
+
+def _answers(row: str, finding: PinFinding) -> bool:
+    line, code, text = row.split(" ", 2)
+    return (int(line), code) == (finding.line, finding.id) and text in finding.fix
+
+
+@each(("line", "expected"), LINES)
+def test_each_line_is_understood(line: str, expected: str) -> None:
+    assert [f.id for f in findings(Document("setup.sh", line, "settings"), Query())] == expected.split()
+
+
+PIECES = st.sampled_from([line for path in sorted(DATA.iterdir()) for line in path.read_text().split("\n")])
+NOISE = st.sampled_from(
+    ["torch==" + "9" * 5000, "torch==²", "pytorch=..", "- python=>", 'requires-python = "x"', "${", "["]
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(PIECES | NOISE | st.text(max_size=40), max_size=20),
+    st.sampled_from([path.name for path in DATA.iterdir()]),
+)
+def test_no_input_breaks_it_and_every_line_is_there(parts: list[str], name: str) -> None:
+    content = "\n".join(parts)
+    for finding in findings(Document(name, content, kind_of(name)), Query()):
+        assert 1 <= finding.line <= content.count("\n") + 1
+
+
+def test_the_mirrors_that_are_known_are_told_apart() -> None:
+    profiles = [profiles_of.load(name) for name in profiles_of.presets()]
+    python = [index.url for profile in profiles for index in profile.pypi]
+    pytorch = [index.url.replace("{variant}", "cu128") for profile in profiles for index in profile.pytorch]
+    assert (len(python), len(pytorch)) == (7, 3)
+    assert [url for url in python if Index(url).of_a_site] == []
+    assert {Index(url).variant for url in pytorch} == {"cu128"}
+
+
+def test_no_login_of_an_index_is_repeated() -> None:
+    for index in ("https://joe:hunter2@x.example/whl/cu121", "https://x.example/whl/cu121?key=hunter2"):
+        line = f"pip install torch==2.8.0+cu121 --index-url {index}"
+        [finding] = findings(Document("setup.sh", line, "settings"), Query())
+        assert "torch==2.8.0+cu128 --index-url https://x.example/whl/cu128 (" in finding.fix
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, [*words], standalone_mode=False)
+    return result.return_value or 0, result.output
+
+
+def test_the_command_says_line_reason_and_what_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    path = DATA / "environment.yml"
+    code, out = run("resolve", "--from", str(path))
+    assert (code, out.splitlines()[:2]) == (
+        1,
+        [f"{path}:8: unreal P106", "    PyTorch's conda channel ends with 2.5.1"],
+    )
+    assert run("resolve", "--from", str(DATA / "sound.Dockerfile")) == (
+        0,
+        f"{DATA}/sound.Dockerfile: 8 requirements and 2 images read: no findings\n",
+    )
+    code, out = run("resolve", "--from", str(DATA / "newest.Dockerfile"), "--gpu", "V100", "--driver", "535", "--json")
+    report = json.loads(out)
+    assert (code, report["schema"], report["wanted"]["driver"]) == (1, "envcheck/pinned/1", "535.54.03")
+    assert [finding["id"] for finding in report["findings"]] == ["P101"]
+
+
+def test_what_only_surprises_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("torch==2.8.0+cu128\n")
+    code, out = run("resolve", "--from", str(tmp_path / "requirements.txt"))
+    assert (code, out.splitlines()[-1]) == (
+        0,
+        f"{tmp_path}/requirements.txt: 1 requirements and 0 images read: 1 outdated",
+    )
+
+
+def test_the_doctor_judges_pins_too() -> None:
+    code, out = run("mirror", "doctor", str(DATA / "tutorial.Dockerfile"))
+    assert (code, "P101" in out, out.splitlines()[-1]) == (1, True, "1 examined: 1 unreal")
+
+
+def test_a_question_that_the_file_answers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the file says what to install"):
+        CliRunner().invoke(
+            cli,
+            ["resolve", "--from", str(DATA / "setup.sh"), "--torch", "2.8"],
+            catch_exceptions=False,
+            standalone_mode=False,
+        )
