@@ -4,7 +4,7 @@ import csv
 import io
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -34,11 +34,10 @@ class NodeKind(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """The nodes of each kind, which are left out and why, and where each kind is named first."""
+    """The nodes of each kind, and which are left out and why."""
 
     names: dict[NodeKind, list[str]]
     notes: list[str]
-    first: dict[NodeKind, str]
 
 
 def of_places(places: Iterable[Path]) -> Inventory:
@@ -63,12 +62,10 @@ def of_places(places: Iterable[Path]) -> Inventory:
     if not kind_of:
         why = f": {notes[0]}" if notes else ""
         refuse(f"no node with a GPU and a driver in {', '.join(map(str, everything))}{why}", _FIX)
-    names, first = defaultdict[NodeKind, list[str]](list), dict[NodeKind, str]()
+    names = defaultdict[NodeKind, list[str]](list)
     for node in sorted(kind_of, key=natural):
-        kind, where = kind_of[node]
-        names[kind].append(node)
-        first.setdefault(kind, where)
-    return Inventory(dict(names), notes, first)
+        names[kind_of[node][0]].append(node)
+    return Inventory(dict(names), notes)
 
 
 def _of_csv(path: Path) -> Iterator[tuple[str, NodeKind, str]]:
@@ -103,6 +100,7 @@ def _csv_row(row: dict[str | None, str | None]) -> tuple[NodeKind, list[str]]:
     return NodeKind(gpus, values["driver"], arch), unfold(values["node"])
 
 
+# Kinds that no choice can tell apart count once: there are seldom more than a dozen.
 MOST_KINDS: Final = 40
 # A cell that runs as it is is better than one that needs minor-version compatibility, or a package on each node.
 _QUALITY: Final = {OK: 2, MINOR: 1, FORWARD: 0}
@@ -126,7 +124,10 @@ class PlannedCell(Row, frozen=True, kw_only=True):
 
 
 class UncoveredKind(Row, frozen=True, kw_only=True):
-    """Nodes that no published cell covers; `verdict` is `not-published` where the cell `buildable` would."""
+    """Nodes that no published cell covers; `verdict` is `not-published` where the cell `buildable` would.
+
+    It is `unknown-gpu` where the matrix has no such GPU.
+    """
 
     kind: int
     verdict: str
@@ -152,18 +153,11 @@ _Verdicts = dict[Cell, dict[int, str]]
 
 
 def plan(matrix: Matrix, inventory: Inventory, wish: Query) -> FleetPlan:
-    """Return the plan for a wish (torch, variant, cuda, python). Raise ConfigError for more than 40 kinds of nodes."""
+    """Return the plan for a wish (torch, variant, cuda, python). Raise ConfigError for too many kinds of nodes."""
     kinds = sorted(inventory.names, key=lambda kind: (-len(inventory.names[kind]), kind))
-    if len(kinds) > MOST_KINDS:
-        few = f"are more than the {MOST_KINDS} of one plan"
-        refuse(f"{len(kinds)} kinds of nodes (GPU, driver, architecture) {few}", "plan for a part of the fleet")
-    for name, where in ((name, inventory.first[kind]) for kind in kinds for name in kind.gpus):
-        if find_gpu(matrix, name) is None:
-            near = " or ".join(suggest(matrix, name))
-            hint = f"did you mean {near}?" if near else "`envcheck matrix show --list-gpus` lists them"
-            refuse(f"{where}: no GPU named {name[:60]!r} in the matrix", hint)
     queries = [wish.replace(driver=kind.driver, gpus=[*kind.gpus], arch=kind.arch) for kind in kinds]
-    verdicts = _verdicts(matrix, queries)
+    unknown = {place: why for place, kind in enumerate(kinds) if (why := _unknown(matrix, kind))}
+    verdicts = _verdicts(matrix, {place: query for place, query in enumerate(queries) if place not in unknown})
     cells = _chosen(verdicts)
     covered = {place for places in verdicts.values() for place in places}
     return FleetPlan(
@@ -171,17 +165,33 @@ def plan(matrix: Matrix, inventory: Inventory, wish: Query) -> FleetPlan:
         nodes=sum(map(len, inventory.names.values())),
         kinds=[KindOfNodes(gpus=[*k.gpus], driver=k.driver, arch=k.arch, names=inventory.names[k]) for k in kinds],
         cells=_planned(cells, verdicts, [len(inventory.names[kind]) for kind in kinds]),
-        uncovered=[_uncovered(matrix, place, query) for place, query in enumerate(queries) if place not in covered],
+        uncovered=[
+            UncoveredKind(kind=place, verdict="unknown-gpu", reason=unknown[place], buildable=None)
+            if place in unknown
+            else _uncovered(matrix, place, query)
+            for place, query in enumerate(queries)
+            if place not in covered
+        ],
         oldest_torch=min((cell.torch for cell in cells), key=key, default=None),
         notes=inventory.notes,
     )
 
 
-def _verdicts(matrix: Matrix, queries: Sequence[Query]) -> _Verdicts:
+def _unknown(matrix: Matrix, kind: NodeKind) -> str:
+    """Return which GPU of a kind the matrix does not know; "" for none."""
+    name = next((name for name in kind.gpus if find_gpu(matrix, name) is None), None)
+    if name is None:
+        return ""
+    near = " or ".join(suggest(matrix, name))
+    hint = f"did you mean {near}?" if near else "`envcheck matrix show --list-gpus` lists them"
+    return f"no GPU named {name[:60]!r} in the matrix; {hint}"
+
+
+def _verdicts(matrix: Matrix, queries: Mapping[int, Query]) -> _Verdicts:
     """Return the published cells that run on each kind, the resolver's best first."""
     facts, published = Facts(matrix), {cell: matrix.archs(cell) for cell in matrix.cells()}
     verdicts: _Verdicts = {}
-    for place, query in enumerate(queries):
+    for place, query in queries.items():
         validate(facts, query)
         devices = requested_devices(facts, query)
         for row in candidates(facts, query, devices, host_arch(query, devices)):
@@ -193,12 +203,19 @@ def _verdicts(matrix: Matrix, queries: Sequence[Query]) -> _Verdicts:
 
 def _chosen(verdicts: _Verdicts) -> list[Cell]:
     """Return the fewest cells that cover every kind that any covers, the newest torch first."""
+    alike: dict[frozenset[Cell], list[int]] = defaultdict(list)
+    for place in sorted({place for covered in verdicts.values() for place in covered}):
+        alike[frozenset(cell for cell, covered in verdicts.items() if place in covered)].append(place)
+    if len(alike) > MOST_KINDS:
+        few = f"are more than the {MOST_KINDS} of one plan"
+        refuse(f"{len(alike)} kinds of nodes (GPU, driver, architecture) {few}", "plan for a part of the fleet")
+    bits = {places[0]: 1 << bit for bit, places in enumerate(alike.values())}
     # Of cells that cover the same kinds equally well the first is kept: the resolver ranks the better Python first.
     sets: dict[CoverSet, Cell] = {}
     for cell, covered in verdicts.items():
         # How good a cell is: the newest torch, then how well it runs where it runs worst.
         score = (*(*key(cell.torch), 0, 0, 0)[:3], min(_QUALITY[verdict] for verdict in covered.values()))
-        sets.setdefault(CoverSet(sum(1 << place for place in covered), score), cell)
+        sets.setdefault(CoverSet(sum(bits.get(place, 0) for place in covered), score), cell)
     cells = [*sets.values()]
     return sorted((cells[place] for place in smallest_cover([*sets])), key=lambda cell: key(cell.torch), reverse=True)
 
