@@ -217,6 +217,14 @@ def test_a_launchers_nonsense_is_a_warning_before_the_run(
     assert [message in line for line in lines] == [True] * bool(message), done.stderr
 
 
+def test_each_of_several_nodes_prints_one_line(run: Envcheck, add: Add, tmp_path: Path) -> None:
+    add("mine", "failed('not fine', fix='mend it')")
+    step = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "2"}
+    step |= {"SLURM_NNODES": "4", "SLURM_STEP_NUM_NODES": "4", "SLURM_TASKS_PER_NODE": "1(x4)", "SLURMD_NODENAME": "n3"}
+    done = run(*own(tmp_path, "mine"), "--output", "reports/", **step)
+    assert done.stdout == "n3: FAIL: mine (on CPU; no GPU was tested); reports/n3.json\n", done.stderr
+
+
 def test_what_is_redacted_names_nobody_on_the_terminal_either(run: Envcheck, add: Add, tmp_path: Path) -> None:
     add("mine", f"failed('{tmp_path}/treasure is broken', fix='mend it on {platform.node()}.')")
     done = run(*own(tmp_path, "mine"), "--redact", "--html", str(tmp_path / "page.html"))

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -103,8 +104,11 @@ def command(options: RunOptions, settings: Settings) -> int:
     going_on = _resume(run, places.report or report_output.DEFAULT) if options.resume else None
     facts = run.asked.target.facts
     facts = structs.replace(facts, name=last_line(facts.name), chosen=last_line(facts.chosen))
+    # Of several nodes that print to one place each says one line; the whole is in its report.
+    beside = launched.several_nodes and launched.world > 1 and places.report is not None
+    quiet = settings.quiet or (beside and not options.as_json and not sys.stdout.isatty())
     # Beside --json, what people read goes where a pipe does not.
-    quiet, to_stderr = settings.quiet, options.as_json
+    to_stderr = options.as_json
     console = process.console(width=terminal.width(), highlight=False, stderr=to_stderr, quiet=to_stderr and quiet)
     if options.dry_run:
         terminal.show_plan(run.asked.plan, facts, console, run.asked.demands)
@@ -236,7 +240,7 @@ def _run_and_report(
     if options.as_json:
         click.echo(encode(kept), nl=False)
     elif quiet:
-        click.echo(kept.verdict.sentence)
+        click.echo(_one_line(kept, files.report))
     else:
         lines = report_output.written(files) if failed is None else []
         terminal.show(kept, process.console(width=terminal.width(), highlight=False), [*map(last_line, lines)])
@@ -247,6 +251,14 @@ def _run_and_report(
     if failed is not None or before is None:
         return kept.verdict.exit_code
     return _held_against(before, report, err=options.as_json, quiet=quiet)
+
+
+def _one_line(report: RunReport, path: Path | None) -> str:
+    """Return the verdict's sentence, with the node and its file where other nodes say theirs beside it."""
+    where, sentence = report.host.place, report.verdict.sentence
+    if path is None or not where.several_nodes:
+        return sentence
+    return f"{where.node or report.host.name}: {sentence}; {path}"
 
 
 def _held_against(earlier: RunReport, report: RunReport, *, err: bool, quiet: bool) -> int:
