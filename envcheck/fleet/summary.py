@@ -109,7 +109,6 @@ def states(
             by_node[file.node].append(file)
     newest = {node: max(seen, key=lambda one: (one.at, _WORST[_status(one)])) for node, seen in by_node.items()}
     state_of = {node: _state(file, now, max_age) for node, file in newest.items()}
-    state_of |= dict(_two_names(state_of, newest))
     return state_of | {node: StateOfNode("missing", "no report") for node in expected if node not in state_of}
 
 
@@ -117,21 +116,19 @@ def _status(file: FleetFile) -> str:
     return file.report.status if file.report else "error"
 
 
-def _two_names(
-    state_of: Mapping[str, StateOfNode], newest: Mapping[str, FleetFile]
-) -> Iterator[tuple[str, StateOfNode]]:
-    """Yield the nodes that passed under one name and not since then under another: with a domain, or in capitals."""
-    alike: dict[str, list[str]] = defaultdict(list)
-    for node in state_of:
-        alike[node.partition(".")[0].lower()].append(node)
+def under_one_name(files: Sequence[FleetFile], expected: Collection[str] = ()) -> list[FleetFile]:
+    """Return the files with one name a node: n1, n1.site and N1 are one, by its name in `expected`, else its shortest.
+
+    Names with two domains may be two nodes, and stay as they are.
+    """
+    alike: dict[str, set[str]] = defaultdict(set)
+    for name in {file.node for file in files if file.node}.union(expected):
+        alike[name.partition(".")[0].lower()].add(name)
+    called: dict[str, str] = {}
     for names in alike.values():
-        bad = sorted((name for name in names if state_of[name].state != "pass"), key=lambda name: newest[name].at)
-        for node in names:
-            # Two names with domains may be two nodes.
-            others = [name for name in bad if "." not in node or "." not in name]
-            if state_of[node].state == "pass" and others and newest[others[-1]].at >= newest[node].at:
-                why = f"{others[-1]}, perhaps the same node, did not pass since: {state_of[others[-1]].why}"
-                yield node, StateOfNode("error", why, newest[node])
+        if len({name.lower() for name in names if "." in name}) <= 1:
+            called |= dict.fromkeys(names, min(names, key=lambda name: (name not in expected, len(name), name)))
+    return [file._replace(node=called.get(file.node, file.node)) for file in files]
 
 
 def span(seconds: float) -> str:
@@ -186,6 +183,7 @@ class FleetAnswer(NamedTuple):
 
 def summarize(files: Sequence[FleetFile], question: FleetQuestion) -> FleetAnswer:
     """Return what the reports of a fleet say together."""
+    files = under_one_name(files, question.expected)
     found = states(files, question.now, question.max_age, question.expected)
     node_states = {node: found[node] for node in sorted(found, key=natural)}
     current = [state.file for state in node_states.values() if state.file and state.state != "stale"]

@@ -6,7 +6,7 @@ from typing import Any
 from envcheck.fleet.files import FleetFile
 from envcheck.fleet.groups import CLOCK_SLACK
 from envcheck.fleet.one_report import read
-from envcheck.fleet.summary import states
+from envcheck.fleet.summary import states, under_one_name
 from tests.fleet.node_reports import node_report
 from tests.tables import each
 
@@ -46,15 +46,23 @@ def test_an_unreadable_file_that_is_newer_than_the_report_is_undetermined() -> N
 
 
 @each(
-    "passed, failed, expected",
-    [("n1", "n1.site", "error"), ("n1.site", "n1", "error"), ("N1", "n1", "error"), ("n1.a", "n1.b", "pass")],
+    "names, expected, one",
+    [
+        (("n1", "n1.site"), (), "n1"),
+        (("n1.site", "N1"), ("n1.site",), "n1.site"),
+        (("N1.site", "n1.site"), ("n1",), "n1"),
+        (("n1", "n1.a", "n1.b"), (), ""),
+    ],
 )
-def test_a_node_under_two_names_passes_only_if_neither_failed_since(passed: str, failed: str, expected: str) -> None:
-    both = [seen(passed), seen(failed, hours_ago=0.5, status="fail"), seen("n2")]
-    actual = states(both, NOW, 24 * HOUR)
-    assert (actual[passed].state, actual[failed].state, actual["n2"].state) == (expected, "fail", "pass")
-    repaired = [seen(passed, hours_ago=0.2), *both[1:]]
-    assert states(repaired, NOW, 24 * HOUR)[passed].state == "pass"
+def test_short_and_full_names_are_one_node_whose_newest_report_counts(names: Any, expected: Any, one: str) -> None:
+    files = [seen(name, hours_ago=2 - number, status="fail") for number, name in enumerate(names[:-1])]
+    found = states(under_one_name([*files, seen(names[-1], hours_ago=0.5)], expected), NOW, 24 * HOUR)
+    if one:
+        assert {node: state.state for node, state in found.items()} == {one: "pass"}
+    else:
+        assert {node: state.state for node, state in found.items()} == dict.fromkeys(names, "fail") | {
+            names[-1]: "pass"
+        }
 
 
 def test_a_report_is_stale_from_its_end_on_and_an_old_failure_stays_one() -> None:
