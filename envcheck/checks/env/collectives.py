@@ -7,6 +7,7 @@ what has to arrive is computed in plain Python, so nothing may differ (`ENVCHECK
 from __future__ import annotations
 
 import random
+import re
 import time
 from typing import Any
 
@@ -36,6 +37,12 @@ WAITS = BARRIER, STARTED = "barrier", "async all-reduce"
 LATE_AT_MOST, PAUSE, _COUNT = 3, 0.05, 1021
 _SHOWN = 12
 _LOST = ("connection closed", "connection reset", "broken pipe", "aborted", "timed out")
+# What a part of a case says of where it came from, and of the group that it was moved in.
+_FROM = re.compile(r"\bfrom (?:rank|root) ([0-9]+)")
+_TEAM = re.compile(r"\bgroup of ranks \[([0-9, ]*)\]")
+_SEVERAL = 2
+_P2P = "try NCCL_P2P_DISABLE=1: right then, peer-to-peer is broken between these ranks (ACS, bridge, link)"
+_APART = "run it with fewer ranks or nodes, or `envcheck fleet pairs`: what is right without a rank names that rank"
 _WAIT_FIX = "run it without NCCL_*, TORCH_NCCL_* and GLOO_* settings; another torch or NCCL release may be at fault"
 
 
@@ -154,22 +161,39 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     return worst(findings, otherwise=findings[0]) if findings else _exact(ranks)
 
 
+def _sender(ranks: Ranks) -> int | None:
+    """Return the rank that everything wrong came from, at two others or more; None where nothing shows one.
+
+    What arrived in a sub-group without it has to be right.
+    """
+    rows = [(entry["rank"], str(row["which"])) for entry in ranks for row in entry.get("wrong") or []]
+    named = [(receiver, int(found[1])) for receiver, which in rows if (found := _FROM.search(which))]
+    senders = {sender for _, sender in named}
+    if len(senders) != 1 or len({receiver for receiver, _ in named} - senders) < _SEVERAL:
+        return None
+    [sender] = senders
+    groups = [_TEAM.findall(which)[-1] for _, which in rows if _TEAM.search(which)]
+    return sender if all(str(sender) in group.split(", ") for group in groups) else None
+
+
 def _wrong(ranks: Ranks) -> list[Outcome]:
-    findings = []
+    findings, sender = [], _sender(ranks)
+    local = len({entry.get("host") for entry in ranks}) == 1 and ranks[0].get("backend") == "nccl"
     for name in dict.fromkeys(row["collective"] for entry in ranks for row in entry.get("wrong") or []):
         rows = [(e["rank"], row) for e in ranks for row in e.get("wrong") or [] if row["collective"] == name]
         culprits, (rank, first) = sorted({number for number, _ in rows}), rows[0]
+        came = "" if sender is None else f"; all that is wrong came from rank {sender}"
         everywhere = "on every rank" if len(culprits) == len(ranks) else f"on {numbered('rank', culprits)} alone"
         which = f", {first['which']}" if first["which"] else ""
         summary = f"{name} is wrong {everywhere}: rank {rank}, {first['case']}{which}, index {first['index']}: "
         finding = failed(
-            f"{summary}{first['got']}, not {first['expected']}",
-            fix="try NCCL_P2P_DISABLE=1: right then, peer-to-peer is broken between these ranks (ACS, bridge, link)",
+            f"{summary}{first['got']}, not {first['expected']}{came}",
+            fix=_P2P if local else _APART,
             value=sum(entry["done"][name]["wrong"] for entry in ranks if name in (entry.get("done") or {})),
             limit=LIMIT,
             code="data.wrong",
-            culprit=f"{name}, rank {', '.join(map(str, culprits))}",
-            ranks=culprits,
+            culprit=f"{name}, rank {', '.join(map(str, culprits if sender is None else [sender]))}",
+            ranks=culprits if sender is None else [sender],
             first={"collective": name, "rank": rank, **first},
             seed=ranks[0].get("seed"),
         )

@@ -167,12 +167,14 @@ def _of_node(outcome: OutcomeRow, group: GroupFacts, node: int) -> OutcomeRow:
     )
     if outcome.status not in ("fail", "error") or outcome.id == FORMED:
         return own
-    about = [finding for finding in (outcome.findings or [as_finding(outcome)]) if finding.status in ("fail", "error")]
+    findings = outcome.findings or [as_finding(outcome)]
+    # Who gave no answer beside a failure is not to blame for it.
+    about = [finding for finding in findings if finding.status == outcome.status]
     blamed_nodes = {finding.culprit: nodes_of(finding.culprit, group) for finding in about}
     if any(not nodes or node in nodes for nodes in blamed_nodes.values()):
         return own
     who = ", ".join(dict.fromkeys(group.nodes[other] for nodes in blamed_nodes.values() for other in sorted(nodes)))
-    if all(finding.remeasure for finding in about):
+    if all(finding.remeasure for finding in about) and not any(finding.status == "error" for finding in findings):
         return _as(own, "pass", f"this node kept up; {who} did not", "")
     return _as(own, "error", f"undetermined here: the group was disturbed by {who}", f"run the group without {who}")
 

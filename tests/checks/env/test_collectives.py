@@ -52,6 +52,28 @@ def test_a_wrong_element_of_a_collective_is_named(h100: View, name: str) -> None
         assert part in outcome.summary
 
 
+@each(
+    "also, culprit",
+    [
+        ("in the group of ranks [2, 5]", "all-reduce, rank 2"),
+        ("all-gather in the group of ranks [0, 1, 3]", "all-reduce, rank 0, 1, 3"),
+        ("from root 1", "all-reduce, rank 0, 1, 3"),
+    ],
+)
+def test_what_one_rank_sends_wrong_is_its_own_fault(h100: View, also: str, culprit: str) -> None:
+    ranks = entries(4)
+    for number in (0, 1, 3):
+        rows = [("all-reduce", ""), ("all-gather", "from rank 2"), ("sub-groups", also)]
+        ranks[number]["wrong"] = [{"collective": name, "case": name, **WRONG, "which": which} for name, which in rows]
+    outcome = collectives.judge(h100, ranks)
+    assert outcome.findings[0].culprit == culprit
+    assert ("came from rank 2" in outcome.summary) == (culprit == "all-reduce, rank 2")
+    assert "NCCL_P2P_DISABLE" in outcome.findings[0].remedy, "all on one host"
+    for number, entry in enumerate(ranks):
+        entry["host"] = f"n{number}"
+    assert "fleet pairs" in collectives.judge(h100, ranks).remedy
+
+
 def test_every_finding_is_held(h100: View) -> None:
     ranks = entries()
     ranks[6]["wrong"] = [{"collective": name, "case": name, **WRONG} for name in ("reduce", "gather")]

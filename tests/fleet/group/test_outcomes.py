@@ -11,6 +11,7 @@ from envcheck.fleet.group.outcome import nodes_of, of_group, of_node
 from envcheck.fleet.group.session import interface_of
 from envcheck.fleet.one_report import NotAReportError, read
 from envcheck.reports.model import RunReport, encode
+from envcheck.runner.outcomes import as_finding
 from envcheck.runner.schema import GroupFacts, OutcomeRow
 from tests.builders import row
 from tests.fleet.node_reports import node_report
@@ -62,6 +63,11 @@ def outcome(status: Any, culprit: str, *, remeasure: bool = False) -> OutcomeRow
     return structs.replace(made, kind="env", culprit=culprit, remeasure=remeasure, ranks=[0, 1, 2, 3, 4, 5])
 
 
+def with_error(failed: OutcomeRow, culprit: str) -> OutcomeRow:
+    """Return a failure with a second finding, of a rank that gave no answer."""
+    return structs.replace(failed, findings=[*map(as_finding, (failed, outcome("error", culprit)))])
+
+
 def report(*outcomes: OutcomeRow) -> RunReport:
     document = msgspec.convert(node_report("n1", "cpu"), RunReport)
     return structs.replace(document, outcomes=list(outcomes), group=GROUP)
@@ -74,6 +80,8 @@ def report(*outcomes: OutcomeRow) -> RunReport:
         (outcome("fail", "rank 2 (cpu of n2)", remeasure=True), ["pass", "fail", "pass"]),
         (outcome("fail", "n1 -> n3"), ["fail", "error", "fail"]),
         (outcome("error", "rank 5"), ["error", "error", "error"]),
+        (with_error(outcome("fail", "rank 2"), "rank 0"), ["error", "fail", "error"]),
+        (with_error(outcome("fail", "rank 2", remeasure=True), "rank 0"), ["error", "fail", "error"]),
         (outcome("fail", ""), ["fail", "fail", "fail"]),
         (outcome("pass", ""), ["pass", "pass", "pass"]),
     ],
