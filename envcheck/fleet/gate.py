@@ -7,14 +7,15 @@ import os
 import platform
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from envcheck import __version__, safe_files
-from envcheck.checks import LEVELS
+from envcheck.checks import LEVELS, View
+from envcheck.checks.gpu_readings import users
 from envcheck.counting import counted, printable
 from envcheck.data import state_path
 from envcheck.node.collect import collect
@@ -22,17 +23,30 @@ from envcheck.node.host import kernel_module
 from envcheck.reports.model import RunReport, report_of, write
 from envcheck.runner.container import shown_gpus
 from envcheck.runner.execute import Run, boot_id, validate
+from envcheck.runner.judging import LOST_GPUS
 from envcheck.runner.local_python import Target
 from envcheck.runner.planning import discover, most_telling_first, plan, select
-from envcheck.runner.schema import VerdictStatus
+from envcheck.runner.schema import OutcomeRow, VerdictStatus
 from envcheck.runner.worker_session import RunPlan
 
 # What Slurm's `scontrol show node` and Kubernetes' termination message show in one line (contract of `fleet gate`).
-SUMMARY_LENGTH: Final = 60
-UNDETERMINED_LENGTH: Final = 200
+REASON_LENGTH: Final = 120
+SUMMARY_LENGTH: Final = 200
+# Where the rendered scripts keep a node's verdicts unless --state says otherwise.
+STATE: Final = "/var/lib/envcheck"
 _LIMIT: Final = 1 << 16
 _GPU_REQUIRED: Final = "gpu.required"
 _DIGEST: Final = re.compile(r"@sha256:[0-9a-f]{64}$")
+# Node checks that fail for what a torch, an image or a job's variables are, on any sound node ...
+_OF_ENVIRONMENT: Final = frozenset({"arch-list", "driver-cuda", "gpu-visible", "image-promises", "visible-devices"})
+# ... and checks in the environment that measure hardware; of a Python on the node itself also its operating system.
+_OF_HARDWARE: Final = frozenset(
+    {"dcgm-diag", "disk-read", "gemm-throughput", "memory-bandwidth", "memory-patterns", "pcie-under-load"}
+    | {"peer-bandwidth", "peer-to-peer", "sustained-gemm"}
+)
+_OF_SYSTEM: Final = frozenset({"memlock", "name-resolution", "shm"})
+# What a run adds where no GPU, or no torch, is there to be seen; no check of these names ever passes.
+_BY_GPU: Final = ("require-gpu", LOST_GPUS)
 
 
 class GatedEnvironment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +68,11 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a run came to. `check` and `summary` are of the first outcome that decided; empty for a pass."""
+    """What a run came to. `check` and `summary` are of the first outcome that decided; empty for a pass.
+
+    `of_node`: hardware, driver or operating system of the node failed, not the environment alone. `covered` are the
+    checks that found nothing, `again` those that failed or gave no answer.
+    """
 
     schema: Literal["envcheck/gate/1"] = "envcheck/gate/1"
     tool: str = __version__
@@ -66,19 +84,23 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     check: str = ""
     summary: str = ""
     left_out: int = 0
+    require_gpu: bool = False
     only_gpu_required: bool = False
+    of_node: bool = False
+    covered: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
     report: str = ""
 
     @property
     def reason(self) -> str:
-        """Return the words for a drained node: "envcheck: CHECK: SUMMARY", at most 60 characters of the summary."""
-        return f"envcheck: {self.decided_by}"
+        """Return the words for a drained node: "envcheck: CHECK: SUMMARY", at most 120 characters."""
+        start = f"envcheck: {one_line(self.check, SUMMARY_LENGTH // 4)}: "
+        return start + one_line(self.summary, REASON_LENGTH - len(start))
 
     @property
     def decided_by(self) -> str:
-        """Return "CHECK: SUMMARY"; the summary of what is undetermined drains no node and has 200 characters."""
-        most = UNDETERMINED_LENGTH if self.status == "error" else SUMMARY_LENGTH
-        return f"{self.check or 'nothing passed'}: {one_line(self.summary, most)}"
+        """Return "CHECK: SUMMARY", the summary of at most 200 characters."""
+        return f"{self.check or 'nothing passed'}: {one_line(self.summary)}"
 
 
 class GateQuestion(NamedTuple):
@@ -91,9 +113,12 @@ class GateQuestion(NamedTuple):
 
 
 def one_line(text: str, most: int = SUMMARY_LENGTH) -> str:
-    """Return text as one line of at most `most` characters that a terminal, Slurm and YAML can show."""
+    """Return text as one line that a terminal, Slurm and YAML can show: its last `most` characters.
+
+    What is wrong stands at the end; a line often begins with a path.
+    """
     words = " ".join(printable(text).replace('"', "'").split())
-    return words if len(words) <= most else words[: most - 3].rstrip() + "..."
+    return words if len(words) <= most else "..." + words[3 - most :].lstrip()
 
 
 def image_subject(image: str, image_id: str | None, python: str | None) -> GatedEnvironment:
@@ -115,8 +140,10 @@ def of_report(report: RunReport, subject: GatedEnvironment, at: Boot, where: str
     failed = [row for row in report.outcomes if row.status == "fail"]
     if "error" in report.environment and {(row.kind, row.code) for row in failed} == {("env", _GPU_REQUIRED)}:
         status = "error"
-    first = next((row for row in report.outcomes if row.status == status != "pass"), None)
-    most = UNDETERMINED_LENGTH if status == "error" else SUMMARY_LENGTH
+    decided = [row for row in report.outcomes if row.status == status != "pass"]
+    first = next((row for row in decided if of_node(row, report)), next(iter(decided), None))
+    covered = [row.id for row in report.outcomes if row.status in ("pass", "warn")]
+    covered += [*(_BY_GPU if report.mode == "gpu" else ()), *([] if "error" in report.environment else ["torch"])]
     return NodeVerdict(
         subject=subject,
         at=at,
@@ -124,11 +151,24 @@ def of_report(report: RunReport, subject: GatedEnvironment, at: Boot, where: str
         mode=report.mode,
         status=status,
         check=first.id if first else "",
-        summary=one_line(first.summary if first else report.verdict.sentence, most) if status != "pass" else "",
+        summary=one_line(first.summary if first else report.verdict.sentence) if status != "pass" else "",
         left_out=sum(row.left_out for row in report.outcomes),
+        require_gpu=report.plan.require_gpu,
         only_gpu_required=status == "fail" and all(row.code == _GPU_REQUIRED for row in failed),
+        of_node=status == "fail" and first is not None and of_node(first, report),
+        covered=tuple(covered),
+        again=tuple(row.id for row in report.outcomes if row.status in ("fail", "error")),
         report=where,
     )
+
+
+def of_node(row: OutcomeRow, report: RunReport) -> bool:
+    """Tell whether an outcome is about hardware, driver or operating system of the node, not the environment on it."""
+    if row.id == "gpu-visible" or row.code == _GPU_REQUIRED:
+        # A torch without CUDA sees no GPU on a sound node; what NVML does not show, no torch can see.
+        return bool(report.environment.get("cuda")) or (row.kind == "node" and row.code == _GPU_REQUIRED)
+    system = _OF_SYSTEM if report.target.kind == "python" else frozenset()
+    return row.id not in _OF_ENVIRONMENT if row.kind == "node" else row.id in _OF_HARDWARE | system
 
 
 def why_unusable(kept: NodeVerdict, question: GateQuestion, now: Boot) -> str:
@@ -220,6 +260,22 @@ def read(path: Path) -> NodeVerdict | None:
         return None
 
 
+def to_recheck(node: str) -> list[NodeVerdict]:
+    """Return the kept verdicts of a node that failed; where none did, all of them."""
+    kept = [verdict for path in sorted(state_path("gate").glob("verdict-*.json")) if (verdict := read(path))]
+    here = [verdict for verdict in kept if verdict.at.node == node]
+    return [verdict for verdict in here if verdict.status == "fail"] or here
+
+
+def merged(new: NodeVerdict, kept: NodeVerdict) -> NodeVerdict:
+    """Return what a run of a kept verdict's `again` alone makes of it; a check that did not run gave no answer."""
+    missed = [name for name in kept.again if name not in new.covered]
+    if new.status != "pass" or not missed:
+        return msgspec.structs.replace(new, covered=tuple(dict.fromkeys((*kept.covered, *new.covered))))
+    why = "it failed before, and it was skipped now"
+    return msgspec.structs.replace(new, status="error", check=missed[0], summary=why, again=kept.again)
+
+
 def keep(verdict: NodeVerdict) -> Path:
     """Write a verdict, unless the kept one still says more; return its file. Raises OSError where it cannot be kept."""
     path = path_of(verdict.at.node, verdict.subject)
@@ -242,6 +298,11 @@ def keep_run(report: RunReport, where: Path | None, python: str | None) -> None:
             keep(verdict)
 
 
+def gpu_users() -> str:
+    """Return who holds a GPU of this node now, or computes on it: "" for nobody."""
+    return ", ".join(user.text() for user in users(View(collect())))
+
+
 class _Silent:
     """A watcher that shows nothing: a prolog has no reader."""
 
@@ -252,9 +313,13 @@ class _Silent:
         pass
 
 
-def run_checks(target: Target, level: str, budget: float, *, require_gpu: bool) -> RunReport:
-    """Run the checks of a level that fit into `budget` seconds, the most telling first, and return the report."""
-    chosen = most_telling_first(select(discover(), level))
+def run_checks(
+    target: Target, level: str, budget: float | None, *, require_gpu: bool, only: Collection[str] = ()
+) -> RunReport:
+    """Run the checks of a level, or `only` some, that fit into `budget` seconds, the most telling first."""
+    found = discover()
+    known = {module.id for module in found}
+    chosen = most_telling_first(select(found, level, only if known.issuperset(only) else ()))
     planned = plan(chosen, level=level, nproc=2, gpus=shown_gpus(), require_gpu=require_gpu, budget=budget)
     run = Run(RunPlan(plan=planned, chosen=chosen, target=target, stretch=True))
     validate(run, collect, _Silent())

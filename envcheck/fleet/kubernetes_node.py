@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -22,13 +22,38 @@ _CONFLICT, _FORBIDDEN, _OK = 409, 403, 200
 _MOST: Final = 4 << 20
 # A taint's value is at most 63 letters, digits, dots, dashes and underscores.
 _LONGEST_VALUE: Final = 63
+# How device plugins name GPUs and their parts in a node's capacity.
+_DEVICES: Final = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
+
+
+class UnprovenError(Exception):
+    """A run that passed says too little to call this node fit."""
+
+
+def unproven(node: Mapping[str, Any], covered: Collection[str], *, gpu: bool) -> str:
+    """Return why a pass does not make this node fit: it has GPUs and none was seen, or what set its taint did not run.
+
+    `covered` are the checks that found nothing.
+    """
+    capacity = (node.get("status") or {}).get("capacity") or {}
+    gpus = [name for name, count in capacity.items() if name.startswith(_DEVICES) and str(count) != "0"]
+    if gpus and not gpu:
+        return f"its capacity names {', '.join(gpus)}, and the run saw no GPU"
+    proven = set(map(_taint_value, covered))
+    taints = (node.get("spec") or {}).get("taints") or []
+    left = [str(taint.get("value")) for taint in taints if taint.get("key") == TAINT]
+    left = [value for value in left if value not in proven]
+    return f"the taint is of {', '.join(left)}, which this run did not cover" if left else ""
+
+
+def _taint_value(check: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", check)[:_LONGEST_VALUE].strip("._-")
 
 
 def patch(node: Mapping[str, Any], check: str, reason: str) -> dict[str, Any] | None:
     """Return the merge patch for this version of the node: unfit for a reason, or fit (""); None if it is so."""
     metadata, taints = node.get("metadata") or {}, (node.get("spec") or {}).get("taints") or []
-    value = re.sub(r"[^A-Za-z0-9._-]+", "-", check)[:_LONGEST_VALUE].strip("._-")
-    own = [{"key": TAINT, "value": value, "effect": "NoSchedule"}] if reason else []
+    own = [{"key": TAINT, "value": _taint_value(check), "effect": "NoSchedule"}] if reason else []
     marks = {LABEL: "false" if reason else "true"}
     others = [taint for taint in taints if taint.get("key") != TAINT]
     held = (metadata.get("labels") or {}).get(LABEL), (metadata.get("annotations") or {}).get(REASON)
@@ -42,19 +67,30 @@ def patch(node: Mapping[str, Any], check: str, reason: str) -> dict[str, Any] | 
     }
 
 
-def mark(name: str, check: str, reason: str, environ: Mapping[str, str], account: Path = ACCOUNT) -> str:
-    """Mark this node as unfit for a reason, or as fit (""); return "", or why that was not possible."""
+def mark(
+    name: str,
+    check: str,
+    reason: str,
+    environ: Mapping[str, str],
+    account: Path = ACCOUNT,
+    *,
+    covered: Collection[str] = (),
+    gpu: bool = False,
+) -> str:
+    """Mark this node as unfit for a reason, or as fit ("") where that is proven; return "", or why it is not."""
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     url = f"https://{f'[{host}]' if ':' in host else host}:{port}/api/v1/nodes/{quote(name, safe='')}"
     try:
         login = OriginLogin(url, f"Bearer {(account / 'token').read_text(encoding='ascii').strip()}")
         client = Client(ca=account / "ca.crt", logins=[login], connect=_CONNECT, read=_READ)
         for _ in range(_TRIES):
-            status = _marked(client, url, check, reason)
+            status = _marked(client, url, check, reason, lambda node: unproven(node, covered, gpu=gpu))
             if status == _OK:
                 return ""
             if status != _CONFLICT:
                 break
+    except UnprovenError as error:
+        return str(error)
     except FileNotFoundError:
         return "the pod has no service account token: apply rbac.yaml, and name its account in the pod"
     except (NetworkError, OSError, ValueError) as error:
@@ -64,12 +100,14 @@ def mark(name: str, check: str, reason: str, environ: Mapping[str, str], account
     return f"the API server answers {status}"
 
 
-def _marked(client: Client, url: str, check: str, reason: str) -> int:
+def _marked(client: Client, url: str, check: str, reason: str, doubt: Callable[[Mapping[str, Any]], str]) -> int:
     """Read the node and change it; return the status of the first answer that is not 200, else 200."""
     with client.get(url, {"Accept": "application/json"}) as answer:
         if answer.status != _OK:
             return answer.status
         node = json.loads(answer.text(_MOST))
+    if isinstance(node, dict) and not reason and (why := doubt(node)):
+        raise UnprovenError(why)
     change = patch(node, check, reason) if isinstance(node, dict) else None
     if change is None:
         return _OK

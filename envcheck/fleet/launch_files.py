@@ -52,6 +52,7 @@ class LaunchValues(NamedTuple):
     variables: tuple[str, ...]
     drain: bool = False
     pods: PodOptions = PodOptions()
+    max_drained: float = 10.0
 
 
 def context(values: LaunchValues, system: str) -> dict[str, Any]:

@@ -43,10 +43,15 @@ def gate(*arguments: str) -> Result:
     return CliRunner().invoke(command_module.command, argv, obj=settings, catch_exceptions=False)
 
 
-def scontrol(at: Path, body: str = 'echo "$@" >> "${0%/*}/calls"') -> Path:
-    """Put a program of that name on PATH; return the file in which it notes its arguments."""
-    (at / "scontrol").write_text(f"#!/bin/sh\n{body}\n")
-    (at / "scontrol").chmod(0o755)
+def scontrol(at: Path, body: str = 'echo "$@" >> "${0%/*}/calls"', reasons: dict[str, str] | None = None) -> Path:
+    """Put Slurm's two programs on PATH, for 20 nodes of one partition; return where scontrol notes its arguments."""
+    lines = [f"n{number}|gpu*|idle|none" for number in range(1, 21) if f"n{number}" not in (reasons or {})]
+    lines += [f"{name}|gpu*|drained|{reason}" for name, reason in (reasons or {}).items()]
+    (at / "nodes").write_text("\n".join(lines) + "\n")
+    (at / "calls").unlink(missing_ok=True)
+    for name, script in {"scontrol": body, "sinfo": 'cat "${0%/*}/nodes"'}.items():
+        (at / name).write_text(f"#!/bin/sh\n{script}\n")
+        (at / name).chmod(0o755)
     return at / "calls"
 
 
@@ -55,7 +60,7 @@ def test_a_fresh_verdict_decides_and_only_a_failure_drains_with_its_reason(tmp_p
     keep("pass")
     result = gate("--drain")
     assert (result.exit_code, result.output.partition(",")[0]) == (0, "n7 may take work: standard passed")
-    keep("fail", check="gpu-visible", summary="7 of 8 GPUs")
+    keep("fail", check="gpu-visible", summary="7 of 8 GPUs", of_node=True)
     assert gate().exit_code == 1
     assert not calls.exists(), "a pass, or no --drain, calls nothing"
     result = gate("--drain")
@@ -63,17 +68,95 @@ def test_a_fresh_verdict_decides_and_only_a_failure_drains_with_its_reason(tmp_p
     assert calls.read_text() == "update nodename=n7 state=drain reason=envcheck: gpu-visible: 7 of 8 GPUs\n"
 
 
+def test_an_environments_fault_refuses_work_and_drains_no_node(tmp_path: Path) -> None:
+    calls = scontrol(tmp_path)
+    keep("fail", check="installed-files", summary="torch/nn/modules/linear.py is not the one that was installed")
+    assert gate().exit_code == 1
+    result = gate("--drain")
+    assert (result.exit_code, "warning: n7 may take work; this environment fails" in result.stderr) == (0, True)
+    assert not calls.exists()
+
+
+@each(
+    "reasons, percent, words",
+    [
+        ({"n1": "envcheck: ecc: 2 errors"}, "10", ""),
+        ({"n1": "envcheck: ecc: 2 errors", "n2": "envcheck: xid: 79"}, "10", "2 of the 20 nodes of partition gpu"),
+        ({"n1": "maintenance", "n2": "a fan"}, "0", ""),
+        ({"n7": "maintenance"}, "10", "it is drained already: maintenance"),
+    ],
+)
+def test_no_more_of_a_partition_is_drained_than_the_limit(
+    tmp_path: Path, reasons: dict[str, str], percent: str, words: str
+) -> None:
+    calls = scontrol(tmp_path, reasons=reasons)
+    keep("fail", check="ecc", summary="2 errors", of_node=True)
+    result = gate("--drain", "--max-drained", percent)
+    assert (result.exit_code, words in result.stderr, calls.exists()) == (0 if words else 1, True, not words)
+
+
+def test_of_many_that_fail_in_one_moment_those_over_the_limit_take_it_back(tmp_path: Path) -> None:
+    others = "\n".join(f"n{number}|gpu*|drained|envcheck: ecc: 2 errors" for number in (1, 2, 7))
+    calls = scontrol(tmp_path, f'echo "$@" >> "${{0%/*}}/calls"\necho "{others}" >> "${{0%/*}}/nodes"')
+    keep("fail", check="ecc", summary="2 errors", of_node=True)
+    assert gate("--drain").exit_code == 0
+    assert [line.split()[2] for line in calls.read_text().splitlines()] == ["state=drain", "state=resume"]
+
+
+def test_without_a_fresh_verdict_a_prolog_starts_no_check_and_admits() -> None:
+    keep("pass", at=structs.replace(this_boot(), boot="another"))
+    result = gate("--kept-only", "--on-error", "admit")
+    assert (result.exit_code, "the node was booted since; " in result.stderr) == (0, True)
+    assert gate("--kept-only", "--level", "full").exit_code == 3
+
+
+@each("status, code", [("pass", 0), ("fail", 1), ("skip", 3)])
+def test_after_a_repair_what_failed_runs_again_and_the_node_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Any, code: int
+) -> None:
+    asked: list[Any] = []
+
+    def run(_target: object, level: str, budget: float | None, **more: Any) -> Any:
+        asked.append((level, budget, more["only"]))
+        return report(row("ecc", status, "2 errors", kind="node"), row("open-files"), mode="cpu")
+
+    monkeypatch.setattr("envcheck.fleet.gate.run_checks", run)
+    noted = scontrol(tmp_path, reasons={"n7": "envcheck: ecc: 2 errors", "n8": "envcheck: xid: 79"})
+    keep("fail", check="ecc", summary="2 errors", of_node=True, again=("ecc",), level="quick")
+    result = CliRunner().invoke(command_module.command, ["--recheck"], obj=Settings(None, verbose=False, quiet=False))
+    assert (result.exit_code, asked) == (code, [("quick", None, ("ecc",))]), result.output
+    called = noted.read_text() if noted.exists() else ""
+    assert called == ("" if code else "update nodename=n7 state=resume\n"), "only a pass resumes"
+    assert gate("--kept-only").exit_code == bool(code), "the gate goes by the new verdict; no answer takes nothing back"
+
+
+@each("reason", ["maintenance", "none"])
+def test_a_node_that_envcheck_did_not_drain_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    found = report(row("ecc"), row("installed-files", "fail"), mode="cpu")  # the environment's fault holds no node
+    monkeypatch.setattr("envcheck.fleet.gate.run_checks", lambda *_, **__: found)
+    noted = scontrol(tmp_path, reasons={"n7": reason})
+    monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path / reason))
+    call = command_module.command, ["--recheck"]
+    settings = Settings(None, verbose=False, quiet=False)
+    assert "no verdict of n7 is kept in " in str(CliRunner().invoke(*call, obj=settings).exception)
+    keep("fail", check="ecc", again=("ecc",))
+    result = CliRunner().invoke(*call, obj=settings, catch_exceptions=False)
+    assert (result.exit_code, "not resumed: it is drained" in result.output, noted.exists()) == (0, True, False)
+
+
 def test_in_a_pod_a_failure_marks_the_node_and_a_pass_takes_that_back(monkeypatch: pytest.MonkeyPatch) -> None:
     marks: list[tuple[str, str, str]] = []
 
-    def mark(node: str, check: str, reason: str, _environ: object) -> str:
+    def mark(node: str, check: str, reason: str, _environ: object, **_run: object) -> str:
         marks.append((node, check, reason))
         return "403"
 
     monkeypatch.setattr("envcheck.fleet.kubernetes_node.mark", mark)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("NODE_NAME", "n7")
-    keep("fail", check="ecc", summary="2 errors")
+    keep("fail", check="ecc", summary="2 errors", of_node=True)
     monkeypatch.delenv("SLURMD_NODENAME")
     assert gate().exit_code == 1
     assert marks == [], "without --drain nothing is called"
@@ -86,16 +169,23 @@ def test_in_a_pod_a_failure_marks_the_node_and_a_pass_takes_that_back(monkeypatc
     assert "warning: n7 is not marked as fit: 403" in result.stderr
 
 
+def test_while_users_hold_the_gpus_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep("fail", check="ecc")
+    for held, code in (("4711 (python) held 70.0 GiB on GPU 3", 0), ("", 1)):
+        monkeypatch.setattr("envcheck.fleet.gate.gpu_users", lambda held=held: held)
+        assert gate("--idle-only").exit_code == code
+
+
 @each("body", ["sleep 60", "echo down >&2; exit 1"])
-def test_a_controller_that_does_not_answer_changes_no_verdict(
+def test_a_controller_that_does_not_answer_is_said_and_goes_by_on_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
-    monkeypatch.setattr(command_module, "_DRAIN_SECONDS", 0.3)
+    monkeypatch.setattr("envcheck.fleet.slurm_node.SECONDS", 0.3)
     scontrol(tmp_path, body)
-    keep("fail", check="ecc", summary="2 errors")
-    result = gate("--drain")
-    assert result.exit_code == 1
-    assert "warning: n7 is not drained: scontrol: " in result.stderr
+    keep("fail", check="ecc", summary="2 errors", of_node=True)
+    for policy, code in (("refuse", 3), ("admit", 0)):
+        result = gate("--drain", "--on-error", policy)
+        assert (result.exit_code, "n7 is not drained: scontrol: " in result.stderr) == (code, True)
 
 
 def test_what_cannot_be_judged_is_no_failure_and_drains_nothing(
@@ -136,7 +226,7 @@ def test_only_one_node_by_its_name_is_drained(tmp_path: Path, monkeypatch: pytes
     calls = scontrol(tmp_path)
     monkeypatch.setenv("SLURMD_NODENAME", name)
     monkeypatch.setattr("platform.node", lambda: name)
-    keep("fail", check="ecc", summary="2 errors")
+    keep("fail", check="ecc", summary="2 errors", of_node=True)
     result = gate("--drain")
     assert (result.exit_code, "is not drained: this is no name of one node" in result.stderr) == (1, True)
     assert not calls.exists()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from msgspec import structs
 
 import envcheck
 from envcheck.fleet import gate
@@ -76,7 +77,7 @@ def render(at: Path, *names: str, python: str = sys.executable, program: str = "
     program = program or str(Path(sys.executable).with_name("envcheck"))
     folders = str(at), str(at / "reports"), str(at / "kept")
     values = LaunchValues(
-        None, python, len(NODES), 0, "static", 900.0, 20.0, "refuse", program, *folders, "default", ()
+        None, python, len(NODES), 0, "static", 900.0, 20.0, "admit", program, *folders, "default", (), max_drained=50.0
     )
     for file in launch_files("slurm", values):
         if file.name in names:
@@ -84,11 +85,29 @@ def render(at: Path, *names: str, python: str = sys.executable, program: str = "
             (at / file.name).chmod(file.mode)
 
 
-def keep(state: Path, name: str, status: Literal["pass", "fail"], check: str = "", summary: str = "") -> None:
-    """Keep a verdict of now for a node, in the place of the one that it has."""
-    subject = GatedEnvironment(kind="python", name=sys.executable, state=fingerprint(Path(sys.executable)))
+def keep(
+    state: Path,
+    name: str,
+    status: Literal["pass", "fail"],
+    check: str = "",
+    summary: str = "",
+    age: float = 0.0,
+    python: str = sys.executable,
+) -> None:
+    """Keep a verdict for a node, in the place of the one that it has; a failure is one of its hardware."""
+    subject = GatedEnvironment(kind="python", name=python, state=fingerprint(Path(python)))
     at = this_boot({"SLURMD_NODENAME": name})
-    made = NodeVerdict(subject=subject, at=at, level="static", mode="cpu", status=status, check=check, summary=summary)
+    made = NodeVerdict(
+        subject=subject,
+        at=structs.replace(at, uptime=at.uptime - age),
+        level="static",
+        mode="cpu",
+        status=status,
+        check=check,
+        summary=summary,
+        of_node=status == "fail",
+        again=(check,) if check else (),
+    )
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("ENVCHECK_HOME", str(state))
         gate.keep(made)
@@ -154,6 +173,37 @@ def test_the_rendered_prolog_decides_and_its_reason_stays(cluster: dict[str, str
     slurm(cluster, "scancel", job)
     assert "held" not in shown, shown
     assert "Priority=0 " not in shown, shown
+    # Two of four are drained, which is the limit: of a third it is only said.
+    keep(state, "n4", "fail", check="ecc", summary="2 errors")
+    assert slurm(cluster, "srun", "-w", "n4", "--immediate=20", "true").returncode == 0
+    keep(state, "n1", "pass", age=10_000.0)
+    assert slurm(cluster, "srun", "-w", "n1", "--immediate=20", "true").returncode == 0
+    states = [node(cluster, name) for name in ("n1", "n4")]
+    assert not any("drain" in state for state in states), states
+
+
+@pytest.mark.torch
+def test_a_node_that_was_repaired_runs_the_next_job_after_one_command(
+    cluster: dict[str, str], tmp_path: Path, torch_python: Path
+) -> None:
+    resume(cluster, tmp_path)
+    state, at = Path(cluster["ENVCHECK_HOME"]), Path(cluster["SLURM_CONF"]).parent
+    render(at, "prolog.sh", python=str(torch_python))
+    try:
+        for name in ("n2", "n3"):
+            keep(state, name, "fail", check="requirements", summary="planted", python=str(torch_python))
+        assert slurm(cluster, "srun", "-w", "n2", "--immediate=20", "true").returncode != 0
+        until(lambda: "drain" in node(cluster, "n2"), tmp_path)
+        slurm(cluster, "scontrol", "update", "nodename=n3", "state=drain", "reason=a fan")
+        gate_of = [sys.executable, "-m", "envcheck", "fleet", "gate", "--recheck"]
+        for name, words in (("n2", "n2 passed again (requirements), and is resumed"), ("n3", "not resumed: it is dr")):
+            done = slurm({**cluster, "SLURMD_NODENAME": name}, *gate_of)
+            assert (done.returncode, words in done.stdout) == (0, True), done.stdout + done.stderr
+        until(lambda: "idle" in node(cluster, "n2"), tmp_path)
+        assert slurm(cluster, "srun", "-w", "n2", "--immediate=20", "true").returncode == 0
+        assert "a fan" in node(cluster, "n3")
+    finally:
+        render(at, "prolog.sh")
 
 
 def test_the_rendered_sweep_leaves_a_report_a_node(cluster: dict[str, str], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.fleet.kubernetes_node import mark, patch
+from envcheck.fleet.kubernetes_node import mark, patch, unproven
 from tests.certificates import Certificate, signed
 from tests.http_server import Answer, Request, Server, Servers
 from tests.tables import each
@@ -39,6 +39,21 @@ def test_only_the_gates_own_taint_label_and_reason_change() -> None:
     named = patch(node(), "-my check/é" + "x" * 90, REASON)
     assert named is not None
     assert re.fullmatch("my-check-x{,54}", named["spec"]["taints"][0]["value"]), "as Kubernetes takes it"
+
+
+@each(
+    "gpus, covered, gpu, why",
+    [
+        ({}, ["shm"], False, "the taint is of ecc, which this run did not cover"),
+        ({"nvidia.com/gpu": "8"}, ["ecc"], True, ""),
+        ({"nvidia.com/gpu": "8"}, ["ecc"], False, "its capacity names nvidia.com/gpu, and the run saw no GPU"),
+        ({"nvidia.com/gpu": "0", "cpu": "64"}, ["ecc"], False, ""),
+    ],
+)
+def test_a_node_is_fit_only_where_the_run_covered_its_taint_and_saw_its_gpus(
+    gpus: dict[str, str], covered: list[str], gpu: Any, why: str
+) -> None:
+    assert unproven({**node(OTHERS, OWN), "status": {"capacity": gpus}}, covered, gpu=gpu) == why
 
 
 class Api:
@@ -80,6 +95,10 @@ def test_a_node_is_marked_in_two_requests_and_a_conflict_is_tried_again(servers:
     assert api.node["spec"]["taints"] == [OTHERS, OWN]
     path = "/api/v1/nodes/n7"
     assert [(r.method, r.path) for r in server.requests] == [("GET", path), ("PATCH", path)] * 2
+    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.port)}
+    assert "did not cover" in mark("n7", "", "", environ, account.ca.parent, covered=["shm"])
+    assert mark("n7", "", "", environ, account.ca.parent, covered=["ecc"]) == ""
+    assert api.node["spec"]["taints"] == [OTHERS]
     marked(server, account, "../pods/x")
     assert server.requests[-1].path == "/api/v1/nodes/..%2Fpods%2Fx", "a name that is no path stays a name"
 

@@ -10,6 +10,7 @@ from msgspec import json, structs
 
 from envcheck.fleet import gate
 from envcheck.fleet.gate import Boot, GatedEnvironment, GateQuestion, NodeVerdict, fingerprint, this_boot
+from envcheck.runner.schema import TargetFacts
 from tests.builders import report, row
 from tests.tables import each
 
@@ -78,18 +79,48 @@ def test_a_pass_of_a_lower_level_does_not_hide_what_a_higher_one_found() -> None
 
 
 def test_the_verdict_of_a_run_names_the_first_check_that_decided() -> None:
+    path = "/opt/x/" + "deep/" * 30
     run = report(
-        row("matmul"), row("ecc", "fail", 'GPU 3: 2 "x"\n\x1b[31m\u202eerrors ' + "x" * 90), row("ddp", "fail")
+        row("matmul"), row("ecc", "fail", path + 'GPU 3: 2 "x"\n\x1b[31m\u202eerrors', kind="node"), row("ddp", "fail")
     )
     made = gate.of_report(run, PYTHON, NOW)
     assert made is not None
     assert (made.status, made.check, made.level, made.mode) == ("fail", "ecc", "quick", "gpu")
-    assert re.fullmatch(r"envcheck: ecc: GPU 3: 2 'x' errors x+\.\.\.", made.reason), "no terminal's codes, no quotes"
-    assert len(made.reason) == len("envcheck: ecc: ") + gate.SUMMARY_LENGTH
+    assert (made.covered[0], made.again, made.of_node) == ("matmul", ("ecc", "ddp"), True)
+    assert re.fullmatch(r"envcheck: ecc: \.\.\..*/GPU 3: 2 'x' errors", made.reason), "the end, no codes, no quotes"
+    assert len(made.reason) == gate.REASON_LENGTH
     undetermined = gate.of_report(report(row("matmul"), row("nvml", "error")), PYTHON, NOW)
     assert undetermined is not None
     assert (undetermined.status, undetermined.check) == ("error", "nvml")
     assert gate.of_report(report(row("matmul"), ended=""), PYTHON, NOW) is None, "it was cut short"
+
+
+@each(
+    "failed, of_node",
+    [
+        (row("ecc", "fail", kind="node"), True),
+        (row("installed-files", "fail"), False),
+        (row("image-promises", "fail", kind="node"), False),
+        (row("gemm-throughput", "fail"), True),
+        (row("shm", "fail"), False),  # of an image: docker run --shm-size
+        (row("gpu-visible", "fail", kind="node"), True),
+        (row("kernels", "fail", code="gpu.required"), True),
+    ],
+)
+def test_a_fault_is_the_nodes_or_that_of_the_environment_on_it(failed: Any, of_node: Any) -> None:
+    run = report(row("requirements", "fail"), failed)
+    made = gate.of_report(run, PYTHON, NOW)
+    assert made is not None
+    assert made.of_node == of_node
+    assert made.check == (failed.id if of_node else "requirements"), "what drains is named first"
+    cpu_wheel = structs.replace(run, environment={"torch": "2.9.1+cpu", "cuda": None})
+    made = gate.of_report(cpu_wheel, PYTHON, NOW)
+    assert made is not None
+    assert made.of_node == (of_node and failed.id not in ("gpu-visible", "kernels"))
+    shm = structs.replace(run, target=TargetFacts(kind="python", name="/opt/venv", chosen="--python"))
+    made = gate.of_report(shm, PYTHON, NOW)
+    assert made is not None
+    assert made.of_node == (of_node or failed.id == "shm")
 
 
 @each(

@@ -19,7 +19,7 @@ from envcheck.cli.shared.process import console as new_console
 from envcheck.cli.shared.process import note, say, status_of
 from envcheck.counting import counted
 from envcheck.errors import refuse
-from envcheck.fleet import cover, shown, summary
+from envcheck.fleet import cover, gate, shown, summary
 from envcheck.fleet.files import history_lines, read_files
 from envcheck.fleet.group.membership import Membership, membership
 from envcheck.fleet.group.outcome import FORMED, of_group, of_node
@@ -201,6 +201,8 @@ class FleetPairsOptions:
     nodes: Annotated[str, Option("The nodes as a Slurm host list: n[1-64].", metavar="LIST")]
     mode: Annotated[Literal["tournament", "diagnose"] | None, Option("Default: tournament up to 16 nodes.")] = None
     launch: Annotated[str, Option("Starts {command} on {nodes}, {count} in number.", metavar="COMMAND")] = SLURM
+    python: Annotated[str | None, Option("The interpreter, or environment, of all tests.", metavar="PATH")] = None
+    require_gpu: Annotated[bool, Option("Fail where there is no GPU.")] = False
     timeout: Annotated[float, Option("Time for one test.", type=Duration())] = 600.0
     state: Annotated[
         Path, Option("Results so far, on a file system that all nodes share; reports go beside it.", type=FILE)
@@ -228,7 +230,7 @@ def pairs(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG00
         refuse(named, "name two nodes or more; one node alone is `envcheck run`")
     fleet = Fleet(nodes, options.mode or ("diagnose" if len(nodes) > SMALL else "tournament"))
     folder = options.state.absolute().with_name(f"{options.state.stem}-reports")
-    launcher = Launcher(checked(options.launch), folder, options.timeout)
+    launcher = Launcher(_with_environment(options), folder, options.timeout)
     if options.dry_run:
         for test in (GroupTest(ROLL_CALL, nodes), GroupTest("group", nodes[:2])):
             click.echo(shlex.join(launcher.command(test, folder)))
@@ -243,6 +245,14 @@ def pairs(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG00
     document = results.document(diagnosis, fleet.mode, fleet.nodes, len(state.results))
     click.echo(document if options.as_json else "\n".join(results.lines(diagnosis)), nl=not options.as_json)
     return diagnosis.exit_code
+
+
+def _with_environment(options: FleetPairsOptions) -> str:
+    """Return --launch with what each {command} is given: `envcheck run` and `fleet group` take the same words."""
+    words = shlex.split(checked(options.launch))
+    more = [*(["--python", options.python] if options.python else []), *["--require-gpu"] * options.require_gpu]
+    at = words.index("{command}") + 1
+    return shlex.join([*words[:at], *more, *words[at:]]) if more else options.launch
 
 
 def _busy(state: Path) -> None:
@@ -265,15 +275,18 @@ class FleetRenderOptions:
     max_age: Annotated[float, Option("Oldest verdict that gates accept.", type=Duration())] = 900.0
     budget: Annotated[float, Option("Time limit for the checks of a gate.", type=Duration())] = 60.0
     output: Annotated[Path | None, Option("-o", "--output", "Write the files in here.", type=DIRECTORY)] = None
-    on_error: Annotated[Literal["refuse", "admit"], Option("What gates do if the node cannot be judged.")] = "refuse"
+    on_error: Annotated[Literal["refuse", "admit"], Option("What gates do if the node cannot be judged.")] = "admit"
     program: Annotated[str | None, Option("Slurm: envcheck on the nodes. [this one]", metavar="PATH")] = None
     scripts: Annotated[str, Option("Slurm: where slurmd finds the scripts.")] = "/etc/slurm/envcheck"
     reports: Annotated[str | None, Option("Slurm: shared directory. [./envcheck-reports]", metavar="DIR")] = None
-    state: Annotated[str, Option("Where a node keeps its verdicts.")] = "/var/lib/envcheck"
+    state: Annotated[str, Option("Where a node keeps its verdicts.")] = gate.STATE
     namespace: Annotated[str, Option("Kubernetes: the namespace.")] = "default"
     variables: Annotated[
         tuple[str, ...], Option("--env", "Kubernetes: NCCL_*, FI_*, UCX_*, GLOO_* of pods.", metavar="NAME=VALUE")
     ] = ()
+    max_drained: Annotated[
+        float, Option("Slurm: percent of a partition to drain at once.", type=click.FloatRange(0, 100))
+    ] = 10.0
     drain: Annotated[bool, Option("Kubernetes: taint nodes whose check failed (adds rbac.yaml).")] = False
     node_selector: Annotated[tuple[str, ...], Option("Kubernetes: a label of nodes.", metavar="KEY=VALUE")] = ()
     toleration: Annotated[tuple[str, ...], Option("Kubernetes: a taint.", metavar="KEY[=VALUE][:EFFECT]")] = ()

@@ -1,8 +1,8 @@
 """`envcheck fleet gate`: whether this node may take work now."""
 
 import contextlib
+import math
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,15 +15,16 @@ import click
 from envcheck.cli import Settings, line_and_code
 from envcheck.cli.options import Duration, Option, command_with
 from envcheck.cli.shared.process import say
+from envcheck.data import state_path
 from envcheck.errors import ConfigError, UnavailableError, refuse
-from envcheck.fleet import gate
+from envcheck.fleet import gate, slurm_node
 from envcheck.fleet.gate import Boot, GatedEnvironment, GateQuestion, NodeVerdict
 from envcheck.fleet.hostlist import is_name
-from envcheck.node.subprocesses import output
 from envcheck.runner.container import ContainerTarget
 from envcheck.runner.local_python import ChosenPython, LocalPython, Target, answering, choose_python, others_may_change
 
-_DRAIN_SECONDS: Final = 5.0
+_ALL_CHECKS: Final = "all checks"
+_NO_NAME: Final = "this is no name of one node"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,12 @@ class GateOptions:
         Literal["refuse", "admit"],
         Option("What to do if the node cannot be judged: refuse (exit 2 or 3), or admit (exit 0)."),
     ] = "refuse"
+    idle_only: Annotated[bool, Option("Do nothing while others hold a GPU of this node.")] = False
+    kept_only: Annotated[bool, Option("Start no check: without a fresh verdict the node cannot be judged.")] = False
+    max_drained: Annotated[
+        float, Option("Percent of a partition that may be drained at once.", type=click.FloatRange(0, 100))
+    ] = 10.0
+    recheck: Annotated[bool, Option("After a repair: run what failed, and resume the node if it passes.")] = False
 
 
 @command_with(GateOptions, name="gate", short_help="Whether this node may take work now.")
@@ -48,17 +55,24 @@ def command(options: GateOptions, settings: Settings) -> int:
     \b
     envcheck fleet gate --image REF@sha256:... --require-gpu --drain
     envcheck fleet gate --max-age 15m --budget 60s
+    envcheck fleet gate --recheck
 
     The last verdict of `envcheck run` or of this command counts if it is fresh and is of this environment, node,
     boot, driver and number of GPUs, and of this level or a higher one. Otherwise the checks run, within --budget.
     Verdicts are kept below the user's $ENVCHECK_HOME.
 
     Exit 0: the node may take work; 1: a check failed; 2: wrong usage; 3: undetermined.
-    Only 1 drains, with the reason "envcheck: CHECK: WHAT". In a pod of Kubernetes, 1 sets the taint envcheck/unfit
-    and 0 removes it (`envcheck fleet render kubernetes --drain`).
+    With --drain only a fault of the node's hardware, driver or system is 1, and drains it, with the reason "envcheck:
+    CHECK: WHAT"; an environment's fault, and one node more than --max-drained, is a warning and 0. In a pod of
+    Kubernetes, 1 sets the taint envcheck/unfit and 0 removes it (`envcheck fleet render kubernetes --drain`).
     """
+    if options.recheck:
+        return _rechecked(gate.this_boot())
     try:
         node = gate.this_boot()
+        if options.idle_only and (held := gate.gpu_users()):
+            say(f"nothing is done: {held}")
+            return 0
         with ended_after(options.budget):
             verdict, source = _verdict(options, node)
     except Exception as error:  # noqa: BLE001 (none of them says that a check failed, and --on-error decides on all)
@@ -67,12 +81,21 @@ def command(options: GateOptions, settings: Settings) -> int:
     if verdict.status == "error":
         line = f"{verdict.decided_by}; see with `envcheck run` what to do"
         return _admitted_or(options, line, UnavailableError.exit_code)
-    failed = verdict.status == "fail"
-    if options.drain and (failed or gate.in_pod()):
-        act = _mark if gate.in_pod() else _drain
-        refused = act(node.node, verdict) if is_name(node.node) else "this is no name of one node"
+    return _acted(options, settings, verdict, source)
+
+
+def _acted(options: GateOptions, settings: Settings, verdict: NodeVerdict, source: str) -> int:
+    """Drain, taint or mark the node, as --drain asks for, and return the exit code."""
+    node, failed = verdict.at, verdict.status == "fail"
+    if options.drain and failed and not verdict.of_node:
+        say(f"warning: {node.node} may take work; this environment fails: {verdict.decided_by}")
+        return 0
+    if options.drain and gate.in_pod():
+        refused = _mark(node.node, verdict) if is_name(node.node) else _NO_NAME
         if refused:
             say(f"warning: {node.node} is not {'drained' if failed else 'marked as fit'}: {refused}")
+    elif options.drain and failed:
+        return _drained(options, verdict)
     if failed:
         # The last line is what Kubernetes shows as the reason of a container that failed.
         click.echo(verdict.reason)
@@ -103,42 +126,111 @@ def _mark(node: str, verdict: NodeVerdict) -> str:
     from envcheck.fleet import kubernetes_node  # needs urllib3, which images lack
 
     why = (verdict.check, verdict.reason) if verdict.status == "fail" else ("", "")
-    return kubernetes_node.mark(node, *why, os.environ)
+    return kubernetes_node.mark(node, *why, os.environ, covered=verdict.covered, gpu=verdict.mode == "gpu")
 
 
-def _drain(node: str, verdict: NodeVerdict) -> str:
-    """Drain a node in Slurm and return "", or why that did not happen; without it the reason is "Prolog error"."""
-    scontrol = shutil.which("scontrol")
-    if scontrol is None:
-        return "scontrol is not on PATH"
-    arguments = ("update", f"nodename={node}", "state=drain", f"reason={verdict.reason}")
+def _drained(options: GateOptions, verdict: NodeVerdict) -> int:
+    """Drain this node in Slurm, and return the exit code: Slurm itself drains it for every one but 0."""
+    name = verdict.at.node
+    if not is_name(name):
+        say(f"warning: {name} is not drained: {_NO_NAME}")
+        return 1
     try:
-        output(Path(scontrol), *arguments, timeout=_DRAIN_SECONDS)
+        refused = slurm_node.drain(name, verdict.reason, options.max_drained)
     except OSError as error:
-        return f"scontrol: {error.strerror or error}"
-    return ""
+        return _admitted_or(options, f"{name} is not drained: {error.strerror}; {verdict.reason}", 3)
+    if refused:
+        say(f"warning: {name} is not drained: {refused}; {verdict.reason}")
+        return 0
+    click.echo(verdict.reason)
+    return 1
+
+
+def _rechecked(node: Boot) -> int:
+    """Run what failed on this node again, keep the verdicts where the gate reads them, and resume the node."""
+    if "ENVCHECK_HOME" not in os.environ and Path(gate.STATE, "gate").is_dir():
+        os.environ["ENVCHECK_HOME"] = gate.STATE
+    kept = gate.to_recheck(node.node) if is_name(node.node) else []
+    if not kept:
+        message = f"no verdict of {node.node} is kept in {state_path('gate')}"
+        raise ConfigError(message, fix="give its node's name in SLURMD_NODENAME, and the directory in ENVCHECK_HOME")
+    new = [_run_again(verdict, node) for verdict in kept]
+    for verdict in new:
+        if verdict.status != "pass":
+            say(f"{verdict.status}: {verdict.decided_by}")
+    # What is the environment's fault has drained no node, and holds none.
+    bad = [verdict for verdict in new if verdict.of_node or verdict.status == "error"]
+    if bad:
+        return 1 if any(verdict.status == "fail" for verdict in bad) else UnavailableError.exit_code
+    if gate.in_pod():
+        refused = _mark(node.node, new[0])
+    else:
+        try:
+            refused = slurm_node.resume(node.node)
+        except OSError as error:
+            message = f"{node.node} passed, and is not resumed: {error.strerror}"
+            raise UnavailableError(message, fix="resume it as root, by scontrol") from error
+    passed = {name for verdict in new for name in verdict.covered}
+    again = ", ".join(name for verdict in kept for name in verdict.again if name in passed) or _ALL_CHECKS
+    click.echo(f"{node.node} passed again ({again}){f'; not resumed: {refused}' if refused else ', and is resumed'}")
+    return 0
+
+
+def _run_again(kept: NodeVerdict, node: Boot) -> NodeVerdict:
+    """Run what failed; all checks if the node was booted, or its driver, GPUs or environment changed since."""
+    image, _, inside = kept.subject.name.partition(" ")
+    is_image = kept.subject.kind == "image"
+    options = GateOptions(image=image, python=inside or None) if is_image else GateOptions(python=kept.subject.name)
+    subject, target = _subject(options)
+    was, now = ((at.boot, at.driver, at.gpus) for at in (kept.at, node))
+    same = was == now and subject == kept.subject
+    say(f"{node.node}: running {', '.join(kept.again) if same and kept.again else _ALL_CHECKS} in {subject.name}")
+    question = GateQuestion(subject, kept.level, kept.require_gpu, math.inf)
+    new = _run(target or _target(options), question, None, kept.again if same else ())
+    new = gate.merged(new, kept) if same else new
+    if new.status == "error":  # the failure stays until an answer takes it back
+        return new
+    try:
+        gate.keep(new)
+    except OSError as error:
+        message = f"the verdict of {node.node} is not kept: {error.strerror}"
+        raise UnavailableError(message, fix="run it as root") from error
+    return new
+
+
+def _run(target: Target, question: GateQuestion, budget: float | None, only: tuple[str, ...] = ()) -> NodeVerdict:
+    report = gate.run_checks(target, question.level, budget, require_gpu=question.require_gpu, only=only)
+    now = gate.this_boot()
+    path = gate.path_of(now.node, question.subject)
+    verdict = gate.of_report(report, question.subject, now, gate.keep_report(report, path))
+    if verdict is None:
+        message = "the run was cut short"
+        raise UnavailableError(message, fix="see with `envcheck run` what ends it")
+    return verdict
 
 
 def _verdict(options: GateOptions, node: Boot) -> tuple[NodeVerdict, str]:
     subject, target = _subject(options)
     question = GateQuestion(subject, options.level, options.require_gpu, options.max_age)
-    path = gate.path_of(node.node, subject)
-    kept = gate.read(path)
+    kept = gate.read(gate.path_of(node.node, subject))
     if kept is not None and not gate.why_unusable(kept, question, node):
         return kept, f"{node.uptime - kept.at.uptime:.0f} s ago"
-    if target is None:
-        image, python = options.image, options.python
-        target = ContainerTarget(image, python=python) if image else LocalPython(answering(_python(options)))
-    report = gate.run_checks(target, options.level, options.budget, require_gpu=options.require_gpu)
-    new = gate.of_report(report, subject, gate.this_boot(), gate.keep_report(report, path))
-    if new is None:
-        message = "the run was cut short"
-        raise UnavailableError(message, fix="see with `envcheck run` what ends it")
+    if options.kept_only:
+        why = gate.why_unusable(kept, question, node) if kept is not None else "there is none"
+        message = f"no verdict to go by: {why}"
+        raise UnavailableError(message, fix="health.sh or a sweep renews it while the node is idle")
+    new = _run(target or _target(options), question, options.budget)
     try:
         gate.keep(new)
     except OSError as error:
         say(f"warning: the verdict is not kept: {error.strerror}; give $ENVCHECK_HOME a directory of yours")
     return new, "now"
+
+
+def _target(options: GateOptions) -> Target:
+    if options.image is not None:
+        return ContainerTarget(options.image, python=options.python)
+    return LocalPython(answering(_python(options)))
 
 
 def _subject(options: GateOptions) -> tuple[GatedEnvironment, Target | None]:
