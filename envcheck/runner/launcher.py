@@ -12,6 +12,11 @@ from typing import Final, Literal
 import msgspec
 from msgspec import structs
 
+# Set by what started the ranks, and hardly exported by hand as RANK is: torchrun, srun, MPI, Kubernetes.
+_MARKS: Final = (
+    *("TORCHELASTIC_RUN_ID", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"),
+    *("JOB_COMPLETION_INDEX", "PET_NODE_RANK"),
+)
 Launcher = Literal["none", "torchrun", "slurm", "mpi", "kubernetes"]
 _SLURM_NUMBERS: Final = (
     *("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES"),
@@ -78,7 +83,7 @@ def place(environ: Mapping[str, str]) -> Place:
     a node of several. A group of one node, such as `srun -N4 torchrun --standalone`, is on the node of what is around.
     """
     launched, around = _from_environment(environ), _allocated(environ)
-    if launched is None or not launched.possible:
+    if launched is None or not launched.possible or _left_behind(launched, environ):
         return around
     if launched.launcher == "slurm":
         return launched
@@ -102,7 +107,14 @@ def complaints(environ: Mapping[str, str]) -> list[str]:
     if launched is not None and not launched.possible:
         ranks = f"rank {launched.rank} of {launched.world}, local rank {launched.local_rank} of {launched.local_world}"
         wrong.append(f"the variables of {launched.launcher} contradict each other: {ranks}")
+    elif launched is not None and _left_behind(launched, environ):
+        wrong.append(f"LOCAL_RANK={launched.local_rank} stands beside no variable of a launcher, such as {_MARKS[0]}")
     return wrong
+
+
+def _left_behind(launched: Place, environ: Mapping[str, str]) -> bool:
+    """Tell whether a shell still has the variables of some rank: nobody else checks this node."""
+    return launched.launcher == "torchrun" and launched.local_rank > 0 and not any(name in environ for name in _MARKS)
 
 
 def _from_environment(environ: Mapping[str, str]) -> Place | None:

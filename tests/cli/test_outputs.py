@@ -51,6 +51,7 @@ def torchrun(rank: int, local_world: int, nodes: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(local_world),
         "GROUP_RANK": str(rank // local_world),
         "GROUP_WORLD_SIZE": str(nodes),
+        "TORCHELASTIC_RUN_ID": "none",
     }
 
 

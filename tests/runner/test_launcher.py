@@ -3,7 +3,8 @@
 from envcheck.runner.launcher import Place, complaints, place
 from tests.tables import each
 
-TORCHRUN = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
+LEFT_BEHIND = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
+TORCHRUN = {**LEFT_BEHIND, "TORCHELASTIC_RUN_ID": "none"}
 SLURM = {
     "SLURM_STEP_ID": "0",
     "SLURM_PROCID": "8",
@@ -48,6 +49,7 @@ def test_each_launcher_is_understood(environ: dict[str, str], expected: Place) -
         TORCHRUN | {"LOCAL_RANK": "8"},
         TORCHRUN | {"LOCAL_WORLD_SIZE": "17"},
         {"RANK": "0"},
+        LEFT_BEHIND,
     ],
 )
 def test_what_no_launcher_would_say_is_a_group_of_one(environ: dict[str, str]) -> None:
@@ -67,6 +69,7 @@ def test_what_no_launcher_would_say_is_a_group_of_one(environ: dict[str, str]) -
         (TORCHRUN | {"WORLD_SIZE": "0"}, ["torchrun contradict each other: rank 9 of 0"]),
         (TORCHRUN | {"RANK": "16"}, ["torchrun contradict each other: rank 16 of 16"]),
         (TORCHRUN | {"LOCAL_RANK": "8"}, ["local rank 8 of 8"]),
+        (LEFT_BEHIND, ["LOCAL_RANK=1 stands beside no variable of a launcher"]),
         ({"RANK": "9", "WORLD_SIZE": "2"}, ["torchrun contradict each other: rank 9 of 2"]),
         ({"RANK": "one", "WORLD_SIZE": "two"}, ["RANK='one'", "WORLD_SIZE='two'"]),
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1.5"}, ["OMPI_COMM_WORLD_SIZE='1.5'"]),
