@@ -35,6 +35,7 @@ _CHOSEN = re.compile(r"\[(\w+)\]")
 _GPU_MODULES = ("nvidia", "nouveau", "gdrdrv", "nv_peer_mem", "efa_nv_peermem")
 Sources = dict[str, Source]
 _LOOK_AGAIN = 0.3
+_STAYS = 10.0
 _TIME_ERROR = 5  # adjtimex(2): TIME_ERROR, the clock is not synchronised
 
 
@@ -168,20 +169,31 @@ def _numbered(nodes: Path) -> dict[str, Path]:
 
 
 def _stuck(processes: Path) -> list[dict[str, Any]]:
-    """Return processes in uninterruptible sleep on two looks, by pid and name; kernel threads are left out.
+    """Return processes that stay in uninterruptible sleep, by pid and name; kernel threads are left out.
 
-    Every process that waits for a disk is there for a moment: one look says nothing.
+    Every process that waits for a disk is there for a moment, and again a moment later: it has been away if its count
+    of switches has grown. Only where one stays does this take its time.
     """
-    first = _asleep(processes, (p.name for p in processes.iterdir() if p.name.isdecimal()))
-    if not first:
-        return []
-    time.sleep(_LOOK_AGAIN)
-    return [{"pid": int(pid), "name": name} for pid, name in _asleep(processes, first).items()]
+    stuck = _asleep(processes, (p.name for p in processes.iterdir() if p.name.isdecimal()))
+    until = time.monotonic() + _STAYS
+    while stuck and time.monotonic() < until:
+        time.sleep(_LOOK_AGAIN)
+        stuck = {pid: now for pid, now in _asleep(processes, stuck).items() if now == stuck[pid]}
+    return [{"pid": int(pid), "name": name} for pid, (name, _) in stuck.items()]
 
 
-def _asleep(processes: Path, pids: Iterable[str]) -> dict[str, str]:
+def _asleep(processes: Path, pids: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return the name of each process that is asleep, with how often it has gone to sleep."""
     names = ((pid, sleeper(word(processes / pid / "stat") or "")) for pid in pids)
-    return {pid: name for pid, name in names if name is not None}
+    return {pid: (name, _switches(processes / pid / "status")) for pid, name in names if name is not None}
+
+
+def _switches(status: Path) -> str:
+    try:
+        found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status.read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        return ""
+    return found[1] if found else ""
 
 
 def _huge_free(sizes: Path) -> int:

@@ -44,13 +44,21 @@ def test_gpus_on_the_bus_are_nvidias_display_controllers_alone(tmp_path: Path) -
     assert gpus[0]["aer"] == {"fatal": None, "nonfatal": None, "correctable": 7}
 
 
-def test_only_what_is_stuck_at_two_looks_is_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_stays_in_the_kernel_is_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process(tmp_path, 10, "python (odd) name", "D")
     process(tmp_path, 11, "dd", "D")
     process(tmp_path, 12, "kworker", "D", flags=0x00200000)
     process(tmp_path, 13, "bash", "S")
-    repeated = STAT.format(pid=11, name="dd", state="R", flags=0)
-    monkeypatch.setattr(time, "sleep", lambda _seconds: (tmp_path / "proc/11/stat").write_text(repeated))
+    process(tmp_path, 14, "cp", "D")
+    for pid in (10, 14):
+        (tmp_path / f"proc/{pid}/status").write_text("Name:\tx\nvoluntary_ctxt_switches:\t7\n")
+
+    def later(_seconds: float) -> None:
+        (tmp_path / "proc/11/stat").write_text(STAT.format(pid=11, name="dd", state="R", flags=0))
+        (tmp_path / "proc/14/status").write_text("Name:\tx\nvoluntary_ctxt_switches:\t8\n")  # away, and there again
+
+    monkeypatch.setattr(time, "sleep", later)
+    monkeypatch.setattr(host, "_STAYS", 0.01)
     stuck = read(host.sources(tmp_path, {}))["host.stuck_processes"].value
     assert stuck == [{"pid": 10, "name": "python (odd) name"}]
 
