@@ -18,6 +18,7 @@ from urllib.request import getproxies_environment, proxy_bypass
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, passed, undecided, warned, worst
 from envcheck.checks.support import process_group
+from envcheck.counting import counted
 
 CHECK = Check(promise="no environment variable slows, redirects or replaces what the wheel brings", level="static")
 
@@ -54,8 +55,15 @@ OPTIONS = (
 )
 # The first takes the beginnings of names, "=" before a whole one, "^" before those to leave out (NCCL's guide).
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+# Lists of cores that bind threads: libgomp's, Intel's OpenMP's (`explicit,proclist=[0,2-6:2]`), and OpenMP's.
+BINDING = {
+    "GOMP_CPU_AFFINITY": "(.*)",
+    "KMP_AFFINITY": r"proclist=\[([^\]]*)\]",
+    "OMP_PLACES": r"^(\{(?!.*\}:).*)",
+}
 # Allocators and OpenMP runtimes that people preload on purpose: they replace malloc or threads, and nothing of CUDA.
 USUAL = re.compile(r"lib(jemalloc|tcmalloc\w*|mimalloc|iomp5|gomp|omp|stdc\+\+|gcc_s)(-[\w.]+)?\.so[\d.]*")
+NAMES = (*RULES, *THREADS, *BINDING, *ALLOCATOR, *INTERFACES)
 LIMIT = Limit(
     0, "variables", "NCCL's, CUDA's and PyTorch's lists of environment variables; " + _SOURCES["dcgm"], "equal"
 )
@@ -68,7 +76,9 @@ def measure(rank: Rank) -> Measured:
     preload = [entry for entry in re.split(r"[\s:]+", os.environ.get("LD_PRELOAD", "")) if entry]
     return {
         "rank": rank.rank,
-        "variables": {n: os.environ[n] for n in (*RULES, *THREADS, *ALLOCATOR, *INTERFACES) if n in os.environ},
+        "variables": {
+            n: os.environ[n] for n in (*RULES, *THREADS, *BINDING, *ALLOCATOR, *INTERFACES) if n in os.environ
+        },
         "interfaces": [name for _, name in socket.if_nameindex()],
         "proxied": _proxied(),
         # A driver's own libcuda belongs there (a container runtime or cuda-compat put it there), a stub never does.
@@ -117,7 +127,10 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if not readable or not isinstance(entry.get("variables"), dict) or cores < 1:
         return undecided("the environment was not read", code="environment.unread")
     variables = entry["variables"]
+    # A list of cores has bound this process when torch loaded its OpenMP; the worker counted them before.
+    cores = max(cores, int(view.environment.get("cores") or 0))
     findings = [*_variables(view, variables), *_threads(variables, cores), *_files(view, entry)]
+    findings += _binding(variables, cores)
     findings += [*_options(variables), *_interfaces(variables, entry["interfaces"])]
     if entry["proxied"]:
         text = f"HTTP_PROXY catches {' and '.join(entry['proxied'])}: servers of this machine are asked for elsewhere"
@@ -145,6 +158,30 @@ def _threads(variables: dict[str, Any], cores: int) -> Iterator[Outcome]:
             yield _warning(name, f"{name}={first} is not a number of threads", first, limit)
         elif int(first) > cores:
             yield _warning(name, f"{name}={first} with {cores} cores: threads wait for each other", int(first), limit)
+
+
+def _binding(variables: dict[str, Any], cores: int) -> Iterator[Outcome]:
+    first = str(variables.get("OMP_NUM_THREADS", "")).split(",")[0].strip()
+    threads = int(first) if first.isdecimal() and int(first) else cores
+    for name in BINDING:
+        value = str(variables.get(name, ""))
+        bound = len(_bound(name, value))
+        if 0 < bound < min(threads, cores):
+            limit = Limit(threads, "cores", "gcc.gnu.org/onlinedocs/libgomp; OpenMP 5.2, 21.1.6", "at least")
+            yield _warning(name, f"{name}={value} puts {threads} threads on {counted(bound, 'core')}", bound, limit)
+
+
+def _bound(name: str, value: str) -> set[int]:
+    """Return the cores that a list names; none of one that names places by a word, such as `cores`, or repeats them."""
+    listed = re.search(BINDING[name], value)
+    spans = re.findall(r"(\d{1,5})(?:[-:](\d{1,5}))?(?::(\d{1,5}))?", listed[1] if listed else "")
+    cores: set[int] = set()
+    for low, second, step in spans:
+        first, by = int(low), int(step or 1) or 1
+        cores.update(
+            range(first, first + int(second or 1) * by if name == "OMP_PLACES" else int(second or low) + 1, by)
+        )
+    return cores
 
 
 def _options(variables: dict[str, Any]) -> Iterator[Outcome]:
@@ -180,8 +217,16 @@ def _files(view: View, entry: Measured) -> Iterator[Outcome]:
         ("LD_PRELOAD", "LD_PRELOAD loads {} into every process", [p for p in odd if p not in entry["absent"]]),
         ("PYTHONPATH", "PYTHONPATH puts {} before the module of that name", entry["modules"]),
     ):
-        for path in paths:
-            yield _warning(name, text.format(path), path, limit)
+        for first, *others in _by_directory(paths):
+            more = f" and {len(others)} more of that directory" if others else ""
+            yield _warning(name, text.format(f"{first}{more}"), first, limit)
+
+
+def _by_directory(paths: list[str]) -> list[list[str]]:
+    directories: dict[str, list[str]] = {}
+    for path in paths:
+        directories.setdefault(path.rpartition("/")[0], []).append(path)
+    return list(directories.values())
 
 
 def _warning(name: str, text: str, value: Any, limit: Limit) -> Outcome:

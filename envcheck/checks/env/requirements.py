@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from envcheck import checks
-from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, warned
+from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, warned, worst
 from envcheck.checks.support import package_files, process_group
 from envcheck.counting import counted
 
@@ -18,6 +18,9 @@ CHECK = checks.Check(promise="every installed package finds the packages it need
 LIMIT = checks.Limit(0, "requirements", "the packages' own metadata, as `pip check` reads it", "equal")
 # Whoever brings the module `packaging`; uv and pip make environments without the first.
 READERS = ("packaging", "pip._vendor.packaging", "setuptools._vendor.packaging")
+# What a CUDA wheel of torch brings; NCCL, which nothing else needs on a CPU, tells that it was one.
+COMPANION = re.compile(r"nvidia-(?!ml-py).+|(pytorch-)?triton")
+NCCL = re.compile(r"nvidia-nccl-cu\d\d")
 FAMILY = re.compile(r"(torch|torchvision|torchaudio|triton) ")
 _SHOWN = 3
 
@@ -26,8 +29,9 @@ def measure(rank: Rank) -> Measured:
     """Return what is required and is not there, or is there in a version that is refused."""
     reader = _reader()
     installed, shadowed = _installed()
+    left = _left(installed)
     if reader is None:
-        return {"rank": rank.rank, "packages": len(installed), "reader": None, "shadowed": shadowed}
+        return {"rank": rank.rank, "packages": len(installed), "reader": None, "shadowed": shadowed, "left": left}
     broken = [
         f"{dist.metadata['Name']} {dist.version} {problem}"
         for dist in installed.values()
@@ -41,7 +45,16 @@ def measure(rank: Rank) -> Measured:
         "reader": reader.__name__.split(".")[0],
         "broken": sorted(broken),
         "shadowed": shadowed,
+        "left": left,
     }
+
+
+def _left(installed: dict[str, importlib.metadata.Distribution]) -> list[str]:
+    """Return torch's companions that no other package names, in any extra of its own."""
+    others = [dist for name, dist in installed.items() if not COMPANION.fullmatch(name)]
+    named = [re.match(r"[\w.-]+", text.strip()) for dist in others for text in dist.requires or []]
+    needed = {package_files.key(match[0]) for match in named if match}
+    return sorted(name for name in installed if COMPANION.fullmatch(name) and name not in needed)
 
 
 def _installed() -> tuple[dict[str, importlib.metadata.Distribution], list[str]]:
@@ -79,9 +92,21 @@ def _problem(reader: Any, text: str, installed: dict[str, importlib.metadata.Dis
     return None
 
 
-def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
+def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail where torch's own family is affected, warn elsewhere; where nothing reads requirements, skip."""
     entry = ranks[0] if ranks else {}
+    conflicts = _conflicts(entry)
+    left = [str(name) for name in entry.get("left") or []]
+    without_cuda = "cuda" in view.environment and not view.environment["cuda"]
+    if not without_cuda or not any(NCCL.fullmatch(name) for name in left):
+        return conflicts
+    text = f"this torch is built without CUDA, and what a CUDA wheel brought is there still: {', '.join(left)}"
+    fix = f"pip uninstall {' '.join(left)}; or install the torch of that CUDA again (`envcheck resolve`)"
+    over = warned(text, fix=fix, code="requirements.left", culprit=next(filter(NCCL.fullmatch, left)))
+    return worst([over, *([conflicts] if conflicts.status not in ("pass", "skip") else [])], otherwise=over)
+
+
+def _conflicts(entry: Measured) -> Outcome:
     if not process_group.counts(entry.get("packages")) or not entry["packages"]:
         return undecided("no installed package was found", code="requirements.no-packages")
     if not isinstance(entry.get("reader"), str):

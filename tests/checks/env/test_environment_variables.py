@@ -1,5 +1,6 @@
 """What surrounds torch in its own environment: variables, and how much memory may be locked."""
 
+import dataclasses
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +38,16 @@ def test_the_limits_of_this_process_are_read() -> None:
 def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     files = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH")
     rules = environment_variables
-    others = (*rules.THREADS, *rules.ALLOCATOR, *rules.INTERFACES, "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy")
+    others = (
+        *rules.THREADS,
+        *rules.BINDING,
+        *rules.ALLOCATOR,
+        *rules.INTERFACES,
+        "HTTP_PROXY",
+        "http_proxy",
+        "NO_PROXY",
+        "no_proxy",
+    )
     for name in (*rules.RULES, *others, *files):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
@@ -57,6 +67,7 @@ HARMFUL = {
     "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
     "ATEN_CPU_CAPABILITY": "default",
     "ONEDNN_MAX_CPU_ISA": "SSE41",
+    "OMP_PROC_BIND": "master",
 }
 HARMLESS = {"NCCL_NVLS_ENABLE": "1", "NCCL_P2P_LEVEL": "NVL"}
 
@@ -116,6 +127,37 @@ def test_a_value_that_names_what_is_not_there_is_a_warning(
 def test_a_proxy_that_leaves_loopback_alone_passes(cpu: View, clean: pytest.MonkeyPatch) -> None:
     proxy = {"HTTP_PROXY": "http://192.0.2.1:3128", "NO_PROXY": "localhost,127.0.0.1,.corp"}
     assert judged(cpu, clean, **proxy).status == PASS
+
+
+@each(
+    "name, value, threads, status",
+    [
+        ("GOMP_CPU_AFFINITY", "0", "", WARN),
+        ("GOMP_CPU_AFFINITY", "0", "1", PASS),
+        ("GOMP_CPU_AFFINITY", "0 2-3", "", WARN),
+        ("GOMP_CPU_AFFINITY", "0-6:2", "", PASS),
+        ("GOMP_CPU_AFFINITY", "0-99999999999", "", PASS),
+        ("KMP_AFFINITY", "verbose,explicit,proclist=[0-1,{1}]", "", WARN),
+        ("KMP_AFFINITY", "explicit,proclist=[0,1,{2,3}]", "", PASS),
+        ("KMP_AFFINITY", "granularity=fine,compact,1,0", "", PASS),
+        ("OMP_PLACES", "{0,1},{2}", "", WARN),
+        ("OMP_PLACES", "{0:2},{2:2}", "", PASS),
+        ("OMP_PLACES", "{0}:4:2", "", PASS),
+        ("OMP_PLACES", "sockets(1)", "", PASS),
+    ],
+)
+def test_a_list_of_cores_that_is_shorter_than_the_threads_is_a_warning(
+    cpu: View, name: str, value: str, threads: str, status: str
+) -> None:
+    variables = {name: value, **({"OMP_NUM_THREADS": threads} if threads else {})}
+    entry = {"rank": 0, "variables": variables, "libraries": [], "preload": [], "modules": [], "cores": 1}
+    # The list has bound the check's process to one core; the worker counted four before.
+    outcome = environment_variables.judge(put_facts(cpu, cores=4), [entry])
+    assert (outcome.status, outcome.culprit) == (status, name if status == WARN else "")
+
+
+def put_facts(view: View, **facts: Any) -> View:
+    return dataclasses.replace(view, environment={**view.environment, **facts})
 
 
 @each(

@@ -281,6 +281,9 @@ def measured_in(monkeypatch: pytest.MonkeyPatch, *sites: Path) -> dict[str, Any]
         ([("a", "1.0", 'b; extra == "x"', 'c; python_version < "3"')], PASS, "1 package without a conflict"),
         ([("a", "1.0", "B_c.d>=1"), ("b-c-d", "1.0rc1")], WARN, "and has 1.0rc1"),
         ([("a", "1.0", "this is no requirement (")], PASS, "without a conflict"),
+        ([("nvidia-nccl-cu12", "2.21"), ("triton", "3.1")], WARN, "is there still: nvidia-nccl-cu12, triton"),
+        ([("nvidia-nccl-cu12", "2.21"), ("cupy", "13", 'nvidia-nccl-cu12; extra == "all"')], PASS, "2 packages"),
+        ([("nvidia-cudnn-cu12", "9.1"), ("nvidia-ml-py", "12")], PASS, "2 packages"),
     ],
 )
 def test_requirements_on_each_side(
