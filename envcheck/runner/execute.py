@@ -291,7 +291,7 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
             for identity, outcome in judging.outcomes_of(event, modules, waiting, run.view, run.asked.plan, world):
                 waiting.discard(identity)
                 before, seconds = run.current.get(identity), planned[identity].seconds
-                run.current[identity] = outcome_row(modules[identity], outcome, event, before, seconds)
+                run.current[identity] = outcome_row(modules[identity], judging.lifting(outcome), event, before, seconds)
             if event["event"] == "started":
                 watcher.running(event["id"])
             _tell(run, watcher)

@@ -32,10 +32,13 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks import env as env_checks
+from envcheck.checks.env import shared_libraries
+from envcheck.checks.support import control_group
 from envcheck.counting import counted
 from envcheck.runner.outcomes import default_code, fields, plain
 from envcheck.runner.planning import CheckModule
 from envcheck.runner.schema import Mode, OutcomeRow, Plan, RunVerdict, VerdictStatus
+from envcheck.runner.worker import process_limits
 from envcheck.runner.worker.fork_server import P2P_OFF
 from envcheck.runner.worker.group_ending import HUNG
 
@@ -121,10 +124,17 @@ def outcomes_of(
     if module.id in waiting and event["error"] is None:
         return [(module.id, decide(module, view, event["ranks"], event.get("kept")))]
     if module.id in waiting:
-        return [(module.id, lost_rank(module, event["error"], view.environment.get("error")))]
+        return [(module.id, lost_rank(module, event["error"], view.environment))]
     fix = "look at what Python starts with: run installed-files"
     why = "its result was reported twice: something else writes in the worker's place"
     return [(module.id, undecided(why, fix=fix, code="rank.reported-twice"))]
+
+
+def lifting(outcome: Outcome) -> Outcome:
+    """Return an error that names a limit with what lifts it."""
+    fix = process_limits.lifted(outcome.summary) if outcome.status == ERROR else ""
+    findings = tuple(map(lifting, outcome.findings))
+    return dataclasses.replace(outcome, remedy=fix or outcome.remedy, findings=findings)
 
 
 def unmeasured(module: CheckModule, view: View, plan: Plan, world: int = 0) -> Outcome | None:
@@ -156,7 +166,7 @@ def _no_gpu(environment: Mapping[str, Any]) -> str:
         if key in environment:
             return str(environment[key])
     if "error" in environment:
-        return f"torch cannot be imported ({environment['error']})"
+        return f"torch cannot be imported ({shared_libraries.told(environment)})"
     return "CUDA shows none" if environment.get("cuda") else "this torch is built without CUDA"
 
 
@@ -164,7 +174,9 @@ def concluded(view: View, plan: Plan, rows: Mapping[str, OutcomeRow]) -> dict[st
     """Return what belongs to no check: --require-gpu, an environment without torch, GPUs that the driver lost."""
     found, statuses, why = {}, {row.status for row in rows.values()}, _no_gpu(view.environment)
     # Without torch, whether there is a GPU is undetermined: the environment is broken, not the node.
-    no_torch = undecided(why, fix=_TORCH_FIX, code="torch.import") if "error" in view.environment else None
+    blamed = shared_libraries.blamed(view.environment)
+    fix = blamed.remedy if blamed else _TORCH_FIX
+    no_torch = lifting(undecided(why, fix=fix, code="torch.import")) if "error" in view.environment else None
     if plan.require_gpu and view.mode != "gpu" and FAIL not in statuses:
         limit = Limit(1, "GPUs", "--require-gpu")
         none = failed(f"torch sees no GPU: {why}", fix=GPU_FIX, code="gpu.required", value=0, limit=limit)
@@ -200,8 +212,9 @@ def lost_gpus_row(view: View, rows: Mapping[str, OutcomeRow]) -> OutcomeRow | No
     return OutcomeRow(id=LOST_GPUS, kind="node", **fields(outcome), details=plain(dict(outcome.details)))
 
 
-def lost_rank(module: CheckModule, error: Mapping[str, Any], torch: str | None) -> Outcome:
-    """Return the outcome of a check of which a rank ended badly, or not at all; `torch` is why it is not imported."""
+def lost_rank(module: CheckModule, error: Mapping[str, Any], environment: Mapping[str, Any]) -> Outcome:
+    """Return the outcome of a check of which a rank ended badly, or not at all, where the environment is this one."""
+    torch, blamed = environment.get("error"), shared_libraries.blamed(environment)
     hung, doing = error["text"].startswith(HUNG), error.get("doing")
     # What half of an import left behind makes the next one raise something else.
     if torch is not None and (error["text"] == torch or (torch != _NO_TORCH and not hung)):
@@ -209,6 +222,7 @@ def lost_rank(module: CheckModule, error: Mapping[str, Any], torch: str | None) 
         if torch != _NO_TORCH:
             why = f"torch is there but broken ({torch.partition(':')[0]})"
             fix = f"{why}: install it again, or give --python another; the JSON has the log"
+        fix, torch = (blamed.remedy if blamed else fix), shared_libraries.told(environment)
         outcome = undecided(f"torch cannot be imported: {torch}", fix=fix, unimportable="torch", code="torch.import")
     else:
         fix = "the log says where it hung; if this machine is only slow, give a longer --timeout" if hung else _SEE_LOG
@@ -345,6 +359,31 @@ def excuse_busy(outcome: Outcome, of: Evidence) -> Outcome:
     return _each(outcome, lambda finding: _excused_busy(of.view, finding))
 
 
+def _excuse_throttled(outcome: Outcome, of: Evidence) -> Outcome:
+    """Return each speed that fell short while a CPU quota held the ranks back as not known."""
+    held = of.details.get("throttled")
+    if not held or not of.found.check.performance or held["share"] < control_group.HELD.value:
+        return outcome
+    condition = control_group.told(held)
+    return _each(
+        outcome,
+        lambda one: _unknown(one, condition, control_group.FIX, code="speed.throttled") if one.remeasure else one,
+    )
+
+
+def _unknown(finding: Outcome, condition: str, fix: str, *, code: str, **details: Any) -> Outcome:
+    """Return a speed that fell short under a condition as one that is not known."""
+    return dataclasses.replace(
+        finding,
+        status=ERROR,
+        code=code,
+        summary=f"{condition}: {finding.summary}",
+        remedy=fix,
+        remeasure=False,
+        details={**finding.details, **details},
+    )
+
+
 def _excused_busy(view: View, finding: Outcome) -> Outcome:
     slow = finding.status == WARN or finding.remeasure
     others = _other_users(view, finding) if slow else []
@@ -353,15 +392,7 @@ def _excused_busy(view: View, finding: Outcome) -> Outcome:
     condition = f"measured while {'; '.join(user.text() for user in others[:3])}"
     if finding.status == WARN:
         return dataclasses.replace(finding, summary=f"{finding.summary}; {condition}")
-    return dataclasses.replace(
-        finding,
-        status=ERROR,
-        code="speed.gpu-in-use",
-        summary=f"{condition}: {finding.summary}",
-        remedy=_BUSY_FIX,
-        remeasure=False,
-        details={**finding.details, "tenants": [user.uuid for user in others]},
-    )
+    return _unknown(finding, condition, _BUSY_FIX, code="speed.gpu-in-use", tenants=[user.uuid for user in others])
 
 
 def _other_users(view: View, outcome: Outcome) -> list[gpu_readings.GpuUser]:
@@ -400,20 +431,15 @@ def _without_p2p(outcome: Outcome, of: Evidence) -> Outcome:
 def _excused_without_p2p(finding: Outcome) -> Outcome:
     if not finding.remeasure or any(word in finding.details for word in _ALONE):
         return finding
-    return dataclasses.replace(
-        finding,
-        status=ERROR,
-        code="speed.peer-to-peer-off",
-        summary=f"measured with {_OFF_WORDS}, as peer-to-peer is broken: {finding.summary}",
-        remedy=_P2P_FIX,
-        remeasure=False,
-    )
+    condition = f"measured with {_OFF_WORDS}, as peer-to-peer is broken"
+    return _unknown(finding, condition, _P2P_FIX, code="speed.peer-to-peer-off")
 
 
 # By name: the reason that reports show, and what the rule makes of an outcome. They are applied in this order.
 OUTCOME_RULES: Final[Mapping[str, tuple[str, Callable[[Any, Evidence], Outcome]]]] = {
     "contradiction": ("the check contradicts itself, or its value is not a finite number", _consistent),
     "busy-gpu": ("other processes used the GPU while its speed was measured", excuse_busy),
+    "cpu-quota": ("a quota of CPU time held the ranks back while their speed was measured", _excuse_throttled),
     "p2p-hang": ("the ranks hung until NCCL_P2P_DISABLE=1 was set", _hung_with_p2p),
     "p2p-disabled": ("the speed was measured with NCCL_P2P_DISABLE=1, because peer-to-peer is broken", _without_p2p),
 }

@@ -77,9 +77,17 @@ class _Error(msgspec.Struct, forbid_unknown_fields=True):
     doing: str = ""
 
 
+class _Throttled(msgspec.Struct, forbid_unknown_fields=True):
+    quota: float
+    periods: int
+    throttled: int
+    share: float
+
+
 class _Kept(msgspec.Struct, forbid_unknown_fields=True):
     ran_with: list[str] = []
     hung: str = ""
+    throttled: _Throttled | None = None
 
 
 class _Done(_Said, tag="done"):
@@ -94,6 +102,7 @@ class _Done(_Said, tag="done"):
     environment: dict[str, str] = {}
     kept: _Kept = msgspec.field(default_factory=_Kept)
     hung: str = ""
+    throttled: dict[str, float] = {}
 
 
 class _LeftOut(_Said, tag="left-out"):

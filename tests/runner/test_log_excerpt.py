@@ -62,6 +62,6 @@ def test_a_line_of_a_flood_is_cut_to_its_end() -> None:
 def test_no_torch_a_broken_one_a_hang_and_the_checks_own_fault_are_told_apart(
     error: str, torch: str | None, summary: str, remedy: str
 ) -> None:
-    outcome = lost_rank(check_module("x"), {"rank": 1, "text": error}, torch)
+    outcome = lost_rank(check_module("x"), {"rank": 1, "text": error}, {"error": torch} if torch else {})
     assert (outcome.status, outcome.summary) == ("error", summary)
     assert remedy in outcome.remedy

@@ -137,14 +137,14 @@ def test_what_the_watchdog_of_nccl_says_is_a_hang(version: str) -> None:
 
 def test_a_probe_that_is_lost_while_it_copies_fails_and_names_the_pair() -> None:
     error = {"rank": 0, "text": "died of SIGSEGV", "doing": "GPU 0 (GPU-a) -> GPU 1 (GPU-b)"}
-    outcome = judging.lost_rank(check_module(probe=True), error, None)
+    outcome = judging.lost_rank(check_module(probe=True), error, {})
     assert outcome.status == FAIL
     assert outcome.summary == "P2P broken: GPU 0 (GPU-a) -> GPU 1 (GPU-b): the process died of SIGSEGV"
     assert outcome.culprit == "GPU 0 (GPU-a) -> GPU 1 (GPU-b)"
     assert outcome.remedy
-    silent = judging.lost_rank(check_module(probe=True), {"rank": 0, "text": "died of SIGSEGV"}, None)
+    silent = judging.lost_rank(check_module(probe=True), {"rank": 0, "text": "died of SIGSEGV"}, {})
     assert (silent.status, silent.summary) == (ERROR, "rank 0 died of SIGSEGV")
-    other = judging.lost_rank(check_module(), error, None)
+    other = judging.lost_rank(check_module(), error, {})
     assert (other.status, other.summary) == (ERROR, f"{silent.summary}, while it was at: {error['doing']}")
 
 

@@ -15,6 +15,7 @@ from tests.tables import each
 SLOW = too_slow("slow", fix="look at the links", value=9.0, unit="GB/s", code="speed.slow")
 FINE = passed("fine", value=90.0, unit="GB/s")
 RAN_WITHOUT_P2P = {"ran_with": ["NCCL_P2P_DISABLE=1"]}
+HELD = {"quota": 0.3, "periods": 20, "throttled": 15, "share": 0.75}
 GPU = "GPU-1"
 USED = Snapshot(
     gpus=[Gpu(GPU, {"processes": Signal(value=[{"pid": 4711, "name": "python"}]), "utilization": Signal(value=99.0)})]
@@ -39,6 +40,7 @@ def as_row(outcome: Outcome, before: OutcomeRow | None = None, **more: Any) -> O
 CHANGES: dict[str, tuple[Callable[[], Outcome | OutcomeRow], str, str]] = {
     "contradiction": (lambda: decided(failed("broken", fix="", code="it.broken")), FAIL, ERROR),
     "busy-gpu": (lambda: decided(SLOW, ON_GPU), FAIL, ERROR),
+    "cpu-quota": (lambda: decided(SLOW, details={"throttled": HELD}), FAIL, ERROR),
     "p2p-hang": (lambda: decided(FINE, details={**RAN_WITHOUT_P2P, "hung": "rank 0 hung"}), PASS, FAIL),
     "p2p-disabled": (lambda: decided(SLOW, details=RAN_WITHOUT_P2P), FAIL, ERROR),
     "second-measurement": (lambda: as_row(FINE, as_row(SLOW)), FAIL, PASS),
@@ -68,6 +70,12 @@ def test_each_rule_that_changes_a_status_is_named_with_its_reason(rule: str) -> 
     [change] = [change for change in outcome.changes if change.rule == rule]
     assert (change.before, change.after) == (before, after)
     assert change.reason
+
+
+def test_a_speed_is_judged_where_a_quota_hardly_held_anything_back() -> None:
+    hardly = {**HELD, "throttled": 1, "share": 0.05}
+    assert decided(SLOW, details={"throttled": hardly}).status == FAIL
+    assert decided(failed("wrong", fix="x", code="data.wrong"), details={"throttled": HELD}).status == FAIL
 
 
 def test_every_rule_has_a_case_here() -> None:

@@ -127,10 +127,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if not readable or not isinstance(entry.get("variables"), dict) or cores < 1:
         return undecided("the environment was not read", code="environment.unread")
     variables = entry["variables"]
-    # A list of cores has bound this process when torch loaded its OpenMP; the worker counted them before.
-    cores = max(cores, int(view.environment.get("cores") or 0))
     findings = [*_variables(view, variables), *_threads(variables, cores), *_files(view, entry)]
-    findings += _binding(variables, cores)
+    # A list of cores has bound this process when torch loaded its OpenMP; the worker counted before.
+    findings += _binding(variables, view.environment.get("threads"))
     findings += [*_options(variables), *_interfaces(variables, entry["interfaces"])]
     if entry["proxied"]:
         text = f"HTTP_PROXY catches {' and '.join(entry['proxied'])}: servers of this machine are asked for elsewhere"
@@ -160,13 +159,11 @@ def _threads(variables: dict[str, Any], cores: int) -> Iterator[Outcome]:
             yield _warning(name, f"{name}={first} with {cores} cores: threads wait for each other", int(first), limit)
 
 
-def _binding(variables: dict[str, Any], cores: int) -> Iterator[Outcome]:
-    first = str(variables.get("OMP_NUM_THREADS", "")).split(",")[0].strip()
-    threads = int(first) if first.isdecimal() and int(first) else cores
+def _binding(variables: dict[str, Any], threads: Any) -> Iterator[Outcome]:
     for name in BINDING:
         value = str(variables.get(name, ""))
         bound = len(_bound(name, value))
-        if 0 < bound < min(threads, cores):
+        if process_group.counts(threads) and 0 < bound < threads:
             limit = Limit(threads, "cores", "gcc.gnu.org/onlinedocs/libgomp; OpenMP 5.2, 21.1.6", "at least")
             yield _warning(name, f"{name}={value} puts {threads} threads on {counted(bound, 'core')}", bound, limit)
 

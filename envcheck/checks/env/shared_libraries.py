@@ -1,4 +1,9 @@
-"""The loader takes the first library of a name, wherever that is, and torch was built against one of them."""
+"""The loader takes the first library of a name, wherever that is, and torch was built against one of them.
+
+Where torch cannot be imported, the cause is judged from what the worker tried then (runner/worker/import_trials.py):
+another libtorch or NCCL first on LD_LIBRARY_PATH (pytorch/pytorch#62650, #119072), NCCL's packages of two CUDAs in one
+directory (pytorch/pytorch#186591).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +38,18 @@ DISTRIBUTION = "/usr/lib/python3/dist-packages/"
 # Brought by the driver: an image on a build machine has none.
 DRIVER = ("libcuda.so", "libnvidia-ml.so")
 _FOR_CUDA = re.compile(r"(nvidia-.+)-cu\d\d")
+_REINSTALL = "install that package again (pip install --force-reinstall --no-deps NAME==VERSION), or build anew"
 _NO_FILE = re.compile(r"^(\S+): cannot open shared object file")
 
 
 def measure(rank: Rank) -> Measured:
     """Load every library of torch and its companions, then say what failed and what is there more than once."""
-    import torch
+    try:
+        import torch
+    except Exception:
+        if importlib.util.find_spec("torch") is None:
+            raise
+        return {"rank": rank.rank}  # the worker has tried more, before any check
 
     libraries = sorted((Path(torch.__file__).parent / "lib").glob("lib*.so*"))
     for name in COMPANIONS:
@@ -107,6 +118,11 @@ def _preferred() -> list[str]:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on what does not load, is loaded twice or is a stub; warn on a copy that is taken for the wheel's own."""
+    if (cause := blamed(view.environment)) is not None:
+        return cause
+    if view.environment.get("import_trials"):
+        text, fix = f"torch cannot be imported: {told(view.environment)}", _REINSTALL
+        return undecided(text, fix=fix, code="torch.import")
     if not view.environment.get("torch"):
         return skipped(f"no torch to look into: {view.environment.get('error', 'none was asked')}", code="torch.none")
     entry = ranks[0] if ranks else {}
@@ -118,6 +134,39 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     unused = entry.get("beside") or []
     note = f"; {counted(len(unused), 'copy', 'copies')} elsewhere that nothing loads" if unused else ""
     return worst(findings, otherwise=passed(f"{entry['tried']} libraries load, none twice{note}", value=0, limit=LIMIT))
+
+
+def blamed(environment: Mapping[str, Any]) -> Outcome | None:
+    """Return a failure with all that can be blamed for a torch that cannot be imported; None where nothing can."""
+    trials = environment.get("import_trials")
+    if not environment.get("error") or not isinstance(trials, dict):
+        return None
+    lists = {name: [*map(str, lines)] for name, lines in trials.items() if isinstance(lines, list)}
+    findings = [*_files(lists), *_variables(lists), *_mixed(environment.get("packages") or {}, failed)]
+    return worst(findings, findings[0]) if findings else None
+
+
+def told(environment: Mapping[str, Any]) -> str:
+    """Return why torch is not there, with the library that the loader was in where a signal ended the import."""
+    trials = environment.get("import_trials")
+    last = trials.get("last") if isinstance(trials, dict) else None
+    return f"{environment['error']}{f', in {last}' if last else ''}"
+
+
+def _files(trials: Mapping[str, list[str]]) -> Iterator[Outcome]:
+    for line in trials.get("unlike", []):
+        path, text = line.rpartition(": ")[0], f"torch cannot be imported: {line}"
+        yield failed(text, fix=_REINSTALL, code="torch.library-size", culprit=path)
+
+
+def _variables(trials: Mapping[str, list[str]]) -> Iterator[Outcome]:
+    for name in trials.get("works_without", []):
+        taken = trials.get("modules" if name == "PYTHONPATH" else "taken", [])
+        text = f"torch is imported without {name}, and not with it{': ' if taken else ''}{'; '.join(taken[:3])}"
+        fix = f"unset {name}, in the image or in the profile that sets it, or take that directory out of it"
+        if name == "LC_ALL":
+            text, fix = "torch is imported with LC_ALL=C.UTF-8, and not as it is", "set LC_ALL=C.UTF-8"
+        yield failed(text, fix=fix, code="torch.import-variable", culprit=name)
 
 
 def _broken(entry: Measured) -> list[Outcome]:
@@ -144,8 +193,8 @@ def _twice(entry: Measured) -> list[Outcome]:
     ]
 
 
-def _mixed(packages: Mapping[str, str]) -> list[Outcome]:
-    """Warn of NVIDIA's packages of one library for several CUDAs: they install into one directory."""
+def _mixed(packages: Mapping[str, str], judged: Callable[..., Outcome] = warned) -> list[Outcome]:
+    """Tell of NVIDIA's packages of one library for several CUDAs: they install into one directory."""
     groups: dict[str, list[str]] = {}
     for name in sorted(packages):
         if match := _FOR_CUDA.fullmatch(name):
@@ -154,7 +203,7 @@ def _mixed(packages: Mapping[str, str]) -> list[Outcome]:
     fix, about = "uninstall both, then install the one that torch names", (len(over), "libraries.overwritten")
     return [
         _finding(
-            warned, f"{' and '.join(names)} put the same files in one place", fix, *about, names[0], overwritten=over
+            judged, f"{' and '.join(names)} put the same files in one place", fix, *about, names[0], overwritten=over
         )
         for names in over
     ]

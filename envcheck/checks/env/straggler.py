@@ -14,7 +14,7 @@ from typing import Any
 
 from envcheck import checks
 from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, too_slow, undecided, warned, worst
-from envcheck.checks.support import exact_data, process_group
+from envcheck.checks.support import control_group, exact_data, process_group
 
 CHECK = checks.Check(
     promise="no rank takes longer than the others for the same work, nor comes late to collectives",
@@ -66,9 +66,11 @@ def measure(rank: Rank) -> Measured:
     torch.set_num_threads(1)
     with process_group.group(rank) as dist:
         data = exact_data.data(torch, SIZE[device.type], SIZE[device.type], device, exact_data.seed(rank.rank))
+        quotas = control_group.quotas()
         median, blocks = _products(torch, dist, data)
         joined, wrong = _meetings(torch, dist, rank, device)
         measured = {"products": {"median": median, "blocks": blocks}, "joined": joined, "wrong": wrong}
+        measured["throttled"] = control_group.held(quotas)
         return {**process_group.standing(rank, data, dist.get_backend()), **measured}
 
 
@@ -120,7 +122,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if unmeasured:
         findings += [_nothing(entry) for entry in unmeasured]
         return worst(findings, otherwise=findings[0])
-    findings += [*_slow(view, ranks), *_late(view, ranks)]
+    findings += _held(ranks) or [*_slow(view, ranks), *_late(view, ranks)]
     failing = {finding.culprit for finding in findings if finding.status == "fail"}
     once = [finding for finding in findings if finding.status != "warn" or finding.culprit not in failing]
     outcome = worst(once, otherwise=_together(view, ranks))
@@ -151,6 +153,17 @@ def _complete(entry: Measured, first: Measured) -> bool:
     times = [(entry.get("products") or {}).get("median"), *at]
     told = process_group.counts(entry.get("wrong")) and all(map(process_group.positive, times))
     return told and bool(at) and len(at) == due
+
+
+def _held(ranks: Ranks) -> list[Outcome]:
+    """Return a warning where a CPU quota held the ranks back: all alike, so that none is behind the others."""
+    throttled = [entry["throttled"] for entry in ranks if entry.get("throttled")]
+    held: Measured = max(throttled, key=lambda one: float(one["share"]), default={})
+    if not held or held["share"] <= control_group.HELD.value:
+        return []
+    text = f"{control_group.told(held)}, so that the ranks cannot be compared"
+    about = {"value": held["share"], "limit": control_group.HELD, "culprit": "CPU quota"}
+    return [warned(text, fix=control_group.FIX, code="straggler.throttled", **about)]
 
 
 def _slow(view: View, ranks: Ranks) -> list[Outcome]:

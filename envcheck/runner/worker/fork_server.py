@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import importlib.util
 import json
 import os
 import select
@@ -23,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envcheck.runner.worker import process_limits, process_tree, rank_group, torch_facts
+from envcheck.runner.worker import import_trials, process_limits, process_tree, rank_group, torch_facts
 
 NODE_READ = "node-read"  # the file beside the plan that says so
 # Of a group over several nodes: the file beside the plan that says which part of it this node has, once all nodes are
@@ -37,7 +38,7 @@ _WAITING = 5.0  # how often it says that it waits for other nodes
 _GUARD_TICK = 0.02
 _LIMIT = 5.0
 # NVIDIA NCCL user guide, Environment Variables: no direct access between GPUs, be it over NVLink or PCI.
-KEPT = ("ran_with", "hung")
+KEPT = ("ran_with", "hung", "throttled")
 P2P_OFF = {"NCCL_P2P_DISABLE": "1"}
 
 
@@ -112,10 +113,12 @@ class _Nursery:
 
     def environment(self) -> dict[str, Any]:
         """Import torch, and have children ask it what must not be asked here."""
-        begun = time.monotonic()
-        error = self._load("torch")
-        imported = {"error": error} if error else {"import_seconds": round(time.monotonic() - begun, 3)}
-        facts = {**torch_facts.python_facts(), **imported}
+        # libgomp binds this process to the cores of GOMP_CPU_AFFINITY when it is loaded.
+        begun, cores = time.monotonic(), rank_group.threads(1)
+        threads = min(rank_group.chosen_threads(os.environ) or cores, cores)
+        error = self._imported()
+        imported = {"import_seconds": round(time.monotonic() - begun, 3)} if error is None else self._failed(error)
+        facts = {**torch_facts.python_facts(), "threads": threads, **imported}
         facts["start"] = "spawn" if self.plan["spawn"] or torch_facts.cuda_is_up() else "fork"
         if "error" not in facts:
             facts.update(self._probe("build_facts", facts["start"]))
@@ -127,6 +130,22 @@ class _Nursery:
                 time.sleep(_TICK)
             facts.update(self._probe("device_facts", facts["start"]))
         return facts
+
+    def _imported(self) -> str | None:
+        """Import torch, unless that ended the process before this one; return why it is not there."""
+        ended: str | None = self.plan.get("import_ended")
+        if ended is None:
+            return self._load("torch")
+        import_trials.refuse(ended)
+        return ended
+
+    def _failed(self, error: str) -> dict[str, Any]:
+        try:
+            there = importlib.util.find_spec("torch") is not None
+            tried = {"import_trials": import_trials.measure(error, self.scratch)} if there else {}
+        except Exception as failed:  # noqa: BLE001 (what broke the import may break this too, such as a limit)
+            tried = {"import_trials": {"untried": str(failed)}}
+        return {"error": error, **tried}
 
     def prepare(self, modules: list[str], facts: dict[str, Any]) -> None:
         """Import once what checks load besides torch, where their ranks are forked from here; a check reports its own.
@@ -216,6 +235,10 @@ def guard(argv: list[str]) -> int:
     process_tree.adopt_orphans()
     status = _watch_nursery(_start_nursery(directory, plan))
     process_tree.end_descendants(_LIMIT)
+    if status and not _said(directory):
+        plan["import_ended"] = import_trials.lost(status, directory / "worker.log", plan["import_timeout"])
+        status = _watch_nursery(_start_nursery(directory, plan))
+        process_tree.end_descendants(_LIMIT)
     if status is None:
         if plan["ours"]:
             shutil.rmtree(directory, ignore_errors=True)
@@ -226,6 +249,12 @@ def guard(argv: list[str]) -> int:
         ended = {"signal": signal.Signals(-status).name} if status < 0 else {"code": status}
         Events(directory, plan["run"]).emit("died", **ended)
     return min(abs(status), 1)
+
+
+def _said(directory: Path) -> bool:
+    """Return whether a nursery has said anything: before that it only imports torch."""
+    events = directory / "events.jsonl"
+    return events.exists() and events.stat().st_size > 0
 
 
 def _start_nursery(directory: Path, plan: dict[str, Any]) -> int:
@@ -271,8 +300,12 @@ def later_environment(check: Mapping[str, Any], done: Mapping[str, Any], now: Ma
 
 
 def kept(done: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a report keeps of how a group ran, by KEPT: the variables set for it, and why it ran again."""
-    facts = ([f"{name}={value}" for name, value in done["environment"].items()], done.get("hung"))
+    """Return what a report keeps of how a group ran, by KEPT: variables set for it, why it ran again, its CPU quota."""
+    facts = (
+        [f"{name}={value}" for name, value in done["environment"].items()],
+        done.get("hung"),
+        done.get("throttled"),
+    )
     return {name: value for name, value in zip(KEPT, facts) if value}
 
 

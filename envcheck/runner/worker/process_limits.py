@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import re
 import resource
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
 from typing import Any
 
-_CGROUP = Path("/sys/fs/cgroup")
-_OWN_CGROUP = Path("/proc/self/cgroup")
+from envcheck.checks.support import control_group
+
 _PROCESSES = re.compile(
     r"Resource temporarily unavailable|BlockingIOError|can't start new thread|[Tt]hread creation failed|pthread_create"
 )
@@ -44,6 +42,23 @@ _LIMITS: tuple[tuple[re.Pattern[str], int, str, str, str], ...] = (
     (re.compile(r"Too many open files"), resource.RLIMIT_NOFILE, "open files", "ulimit -n", ""),
     (re.compile(r"SIGXCPU"), resource.RLIMIT_CPU, "seconds of CPU time", "ulimit -t", ""),
 )
+_MORE = "give it more {0}: `{1}` of docker and podman, {2} in Kubernetes, the job's request in Slurm"
+# What lifts a limit, by the words of a failure, or those that `explained` adds to it.
+_LIFTED = [
+    (re.compile(pattern), fix)
+    for pattern, fix in (
+        (r"[Uu]nable to find address for: lo\b", "start the loopback: `ip link set lo up`"),
+        (r"pids\.max of the control group", _MORE.format("processes", "--pids-limit", "podPidsLimit of the kubelet")),
+        (r"see `ulimit -u`", "raise it with `ulimit -u`, of a container with `--ulimit nproc=-1`"),
+        (r"see `ulimit -v`", "raise it with `ulimit -v unlimited`, or in /etc/security/limits.conf"),
+        (r"memory\.\w+ of the control group|for lack of memory", _MORE.format("memory", "--memory", "limits.memory")),
+        (r"are free in /dev/shm", "make room there: `--shm-size` of docker and podman, an emptyDir in Kubernetes"),
+        (r"are free in ", "make room there, or set TMPDIR to a directory that has some"),
+        (r"see `ulimit -n`", "raise it with `ulimit -n 65536`, of a container with `--ulimit nofile=65536`"),
+        (r"see `ulimit -f`", "raise it with `ulimit -f unlimited`, of a container with `--ulimit fsize=-1`"),
+        (r"see `ulimit -t`", "raise it with `ulimit -t unlimited`, of a container with `--ulimit cpu=-1`"),
+    )
+]
 
 
 def explained(text: str) -> str:
@@ -60,6 +75,11 @@ def explained(text: str) -> str:
         causes.append(f"the control group was refused processes or threads ({refused}), {limit}")
     causes += _full() if _SPACE.search(text) else []
     return f"{text}{_NAMED}{'; '.join(dict.fromkeys(causes))})" if causes else text
+
+
+def lifted(text: str) -> str:
+    """Return what lifts the limit that a failure's text names; "" where it names none."""
+    return next((fix for pattern, fix in _LIFTED if pattern.search(text)), "")
 
 
 def telling_line(log: str) -> str:
@@ -92,7 +112,8 @@ def _kills() -> int:
 
 def _counted(controller: str, event: str) -> int:
     """Return how often something happened to this control group (cgroup-v2.rst, v1/memory.rst)."""
-    texts = (_text(place / name) for place in _directories(controller) for name in _EVENTS[controller])
+    places = control_group.directories(controller)
+    texts = (control_group.text(place / name) for place in places for name in _EVENTS[controller])
     counts = (re.search(rf"^{event} (\d+)$", text, re.MULTILINE) for text in texts)
     return next((int(match[1]) for match in counts if match), 0)
 
@@ -111,24 +132,6 @@ def _full() -> list[str]:
     return full
 
 
-def _directories(controller: str) -> Iterator[Path]:
-    """Yield the directory of this process's control group and those above it; a container shows the last alone."""
-    for line in [*_text(_OWN_CGROUP).splitlines(), "0::/"]:
-        _, controllers, own = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        top = _CGROUP / controller if controllers else _CGROUP
-        for place in (PurePosixPath(own), *PurePosixPath(own).parents):
-            yield top / str(place).lstrip("/")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii")
-    except (OSError, ValueError):
-        return ""
-
-
 def _met(number: int, resource_name: str, shell: str, controller: str) -> list[str]:
     """Return the limits of this process and of its control group; of two on processes the one that is met first."""
     limit, limits = resource.getrlimit(number)[0], []
@@ -143,8 +146,8 @@ def _limit_text(controller: str) -> str:
     """Return the tightest limit that the control groups of a container or a job set; "" where they set none."""
     limits = [
         (int(value), name)
-        for place in _directories(controller)
+        for place in control_group.directories(controller)
         for name in _FILES[controller]
-        if (value := _text(place / name).strip()).isdecimal() and int(value) < _NO_LIMIT
+        if (value := control_group.text(place / name).strip()).isdecimal() and int(value) < _NO_LIMIT
     ]
     return "{1} of the control group is {0}".format(*min(limits)) if limits else ""

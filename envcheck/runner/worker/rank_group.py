@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from envcheck.checks import Rank
-from envcheck.checks.support import progress_file
+from envcheck.checks.support import control_group, progress_file
 from envcheck.runner.worker import group_ending, process_limits, process_tree
 
 LOG_LIMIT = 1 << 16  # a dump of 100 frames is 15 KiB, and its head says where it hangs
@@ -98,17 +98,18 @@ def run_group(
     started: Callable[[int], None] = lambda _: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Run a job's ranks of this machine and return {ranks, error, seconds, body, logs, survivors, progress}.
+    """Run a job's ranks of this machine; return {ranks, error, seconds, body, logs, survivors, progress, throttled}.
 
     `error` is None or {rank, text[, hung][, doing]}. `directory` becomes the group's own. `forget` closes, in a rank,
     what only the parent may write to. `started` is given the process group. `stopped` tells that other nodes have lost
     their part: no rank will come to its end. `progress` is, for each rank, the kernel's letter for it ("" once it has
-    ended), and how far it came (see progress_file).
+    ended), and how far it came (see progress_file). `throttled` is the CPU quota that held them back most, {} for none.
     """
     directory.mkdir(parents=True)
     begun = time.monotonic()
     members: list[_Member] = []
     process_limits.remember_kills()
+    quotas = control_group.quotas()
     try:
         _start(job, directory, forget, members)
     except OSError as refused:
@@ -138,6 +139,7 @@ def run_group(
         "logs": [m.log for m in members],
         "survivors": [{"pid": pid, "state": process_tree.state(pid)} for pid in survivors],
         "progress": [[states.get(m.rank, ""), *progress[m.rank]] for m in members],
+        "throttled": control_group.held(quotas),
     }
 
 

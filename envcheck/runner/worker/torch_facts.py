@@ -3,7 +3,7 @@
 python "3.11.2", executable, prefix        always
 packages {"torch": "2.13.0", ...}          installed distributions, by normalised name: all of them in an environment
                                            that envcheck made, elsewhere only torch's family and NVIDIA's
-cores 8                                    the CPU cores that this process might use before torch was imported
+threads 8                                  the threads that OpenMP starts: of OMP_NUM_THREADS, at most one a core
 error, import_trials {…}                   why torch cannot be imported, and what was tried then: see import_trials.py
                                            (then nothing below is there)
 torch "2.13.0+cpu", cuda "12.8" | None, cudnn "9.10.2" | None, nccl "2.27.5" | None, hip, git_version,

@@ -132,27 +132,25 @@ def test_a_proxy_that_leaves_loopback_alone_passes(cpu: View, clean: pytest.Monk
 @each(
     "name, value, threads, status",
     [
-        ("GOMP_CPU_AFFINITY", "0", "", WARN),
-        ("GOMP_CPU_AFFINITY", "0", "1", PASS),
-        ("GOMP_CPU_AFFINITY", "0 2-3", "", WARN),
-        ("GOMP_CPU_AFFINITY", "0-6:2", "", PASS),
-        ("GOMP_CPU_AFFINITY", "0-99999999999", "", PASS),
-        ("KMP_AFFINITY", "verbose,explicit,proclist=[0-1,{1}]", "", WARN),
-        ("KMP_AFFINITY", "explicit,proclist=[0,1,{2,3}]", "", PASS),
-        ("KMP_AFFINITY", "granularity=fine,compact,1,0", "", PASS),
-        ("OMP_PLACES", "{0,1},{2}", "", WARN),
-        ("OMP_PLACES", "{0:2},{2:2}", "", PASS),
-        ("OMP_PLACES", "{0}:4:2", "", PASS),
-        ("OMP_PLACES", "sockets(1)", "", PASS),
+        ("GOMP_CPU_AFFINITY", "0", 4, WARN),
+        ("GOMP_CPU_AFFINITY", "0", 1, PASS),
+        ("GOMP_CPU_AFFINITY", "0 2-3", 4, WARN),
+        ("GOMP_CPU_AFFINITY", "0-6:2", 4, PASS),
+        ("GOMP_CPU_AFFINITY", "0-99999999999", 4, PASS),
+        ("KMP_AFFINITY", "verbose,explicit,proclist=[0-1,{1}]", 4, WARN),
+        ("KMP_AFFINITY", "explicit,proclist=[0,1,{2,3}]", 4, PASS),
+        ("KMP_AFFINITY", "granularity=fine,compact,1,0", 4, PASS),
+        ("OMP_PLACES", "{0,1},{2}", 4, WARN),
+        ("OMP_PLACES", "{0:2},{2:2}", 4, PASS),
+        ("OMP_PLACES", "{0}:4:2", 4, PASS),
+        ("OMP_PLACES", "sockets(1)", 4, PASS),
     ],
 )
 def test_a_list_of_cores_that_is_shorter_than_the_threads_is_a_warning(
-    cpu: View, name: str, value: str, threads: str, status: str
+    cpu: View, name: str, value: str, threads: int, status: str
 ) -> None:
-    variables = {name: value, **({"OMP_NUM_THREADS": threads} if threads else {})}
-    entry = {"rank": 0, "variables": variables, "libraries": [], "preload": [], "modules": [], "cores": 1}
-    # The list has bound the check's process to one core; the worker counted four before.
-    outcome = environment_variables.judge(put_facts(cpu, cores=4), [entry])
+    entry = {"rank": 0, "variables": {name: value}, "libraries": [], "preload": [], "modules": [], "cores": 1}
+    outcome = environment_variables.judge(put_facts(cpu, threads=threads), [entry])
     assert (outcome.status, outcome.culprit) == (status, name if status == WARN else "")
 
 

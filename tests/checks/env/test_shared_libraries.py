@@ -1,6 +1,7 @@
 """A second library of a name, wherever the loader may find it: in its cache, in conda's lib, loaded, overwritten."""
 
 import ctypes
+import dataclasses
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks import PASS, WARN, View
+from envcheck.checks import ERROR, FAIL, PASS, WARN, View
 from envcheck.checks.env import shared_libraries
 from envcheck.checks.extensions import installed
 from tests.tables import each
@@ -66,6 +67,47 @@ def test_two_that_are_loaded_are_seen(tmp_path: Path) -> None:
         shutil.copy(some, copy)
         ctypes.CDLL(str(copy), mode=os.RTLD_LAZY)
     assert shared_libraries._by_name(shared_libraries._mapped())["libcufft"] == [str(c) for c in copies]  # noqa: SLF001
+
+
+TAKEN = "/opt/x/libgomp.so.1 (4.5), not /venv/torch/lib/libgomp.so.1 (5.0)"
+
+
+@each(
+    "trials, status, code, words",
+    [
+        (
+            {"unlike": ["/venv/libc10.so: 5 bytes, and was installed with 9"]},
+            FAIL,
+            "torch.library-size",
+            "libc10.so: 5",
+        ),
+        ({"works_without": 7, "unlike": [None]}, FAIL, "torch.library-size", "None"),
+        (
+            {"works_without": ["LD_LIBRARY_PATH"], "taken": [TAKEN]},
+            FAIL,
+            "torch.import-variable",
+            f"not with it: {TAKEN}",
+        ),
+        (
+            {"works_without": ["PYTHONPATH"], "modules": ["/opt/x/six.py"]},
+            FAIL,
+            "torch.import-variable",
+            "/opt/x/six.py",
+        ),
+        ({"works_without": ["LC_ALL"]}, FAIL, "torch.import-variable", "LC_ALL=C.UTF-8"),
+        (
+            {"unlike": [], "works_without": [], "last": "/usr/lib/libx.so"},
+            ERROR,
+            "torch.import",
+            "SIGBUS, in /usr/lib/libx",
+        ),
+    ],
+)
+def test_what_torch_dies_of_is_named(cpu: View, trials: dict[str, Any], status: str, code: str, words: str) -> None:
+    facts = {"error": "died of SIGBUS", "import_trials": trials, "device_count": 0}
+    outcome = shared_libraries.judge(dataclasses.replace(cpu, environment=facts), [{"rank": 0}])
+    assert (outcome.status, outcome.code) == (status, code)
+    assert words in outcome.summary
 
 
 @each(

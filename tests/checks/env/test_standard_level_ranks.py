@@ -126,6 +126,18 @@ def test_a_slow_rank_is_named_on_each_side_of_the_limits(
         assert 0 < outcome.details["spread"] < ratio
 
 
+def test_ranks_that_a_quota_holds_back_alike_are_not_compared(h100: View, cpu: View) -> None:
+    for view, gpu in ((h100, True), (cpu, False)):
+        ranks = entries(straggler, 2, gpu=gpu)
+        ranks[1]["products"]["median"] = 0.01
+        ranks[0]["throttled"] = {"quota": 0.06, "periods": 20, "throttled": 19, "share": 0.95}
+        outcome = straggler.judge(view, ranks)
+        assert (outcome.status, outcome.code, outcome.culprit) == (WARN, "straggler.throttled", "CPU quota")
+        assert "0.06 cores" in outcome.summary
+        ranks[0]["throttled"]["share"] = 0.05
+        assert straggler.judge(view, ranks).code == "speed.behind"
+
+
 @each("seconds", [0.0, -1.0, NAN, None])
 def test_a_time_that_is_none_is_no_pass(h100: View, seconds: float | None) -> None:
     ranks = entries(straggler)

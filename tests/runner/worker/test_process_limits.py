@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from envcheck.checks.support import control_group
 from envcheck.runner import worker_session
 from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.worker import process_limits, rank_group
@@ -44,10 +45,11 @@ def test_a_limit_that_a_rank_meets_is_named(outcome: Callable[..., OutcomeRow], 
     assert actual.status == "error"
     assert says in actual.summary
     assert actual.summary.count(names) == 1
+    assert "raise it with `ulimit" in actual.remedy
 
 
 def test_no_limit_explains_what_it_did_not_cause(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(process_limits, "_CGROUP", tmp_path)
+    monkeypatch.setattr(control_group, "ROOT", tmp_path)
     assert process_limits.explained("ValueError: no") == "ValueError: no"
     (tmp_path / "pids.max").write_text("64\n")
     assert "pids.max of the control group is 64" in process_limits.explained("RuntimeError: can't start new thread")
@@ -60,7 +62,7 @@ def test_the_line_of_a_log_that_a_limit_explains_is_told(monkeypatch: pytest.Mon
     log = "Traceback\nobject type name: MemoryError\nlost sys.stderr\n"
     assert process_limits.telling_line("") == ""
     monkeypatch.setattr("resource.getrlimit", lambda _: (-1, -1))
-    monkeypatch.setattr(process_limits, "_CGROUP", Path("/nowhere"))
+    monkeypatch.setattr(control_group, "ROOT", Path("/nowhere"))
     assert process_limits.telling_line(log) == "lost sys.stderr"
     monkeypatch.setattr("resource.getrlimit", lambda _: (10**9, 10**9))
     assert process_limits.telling_line(log) == "object type name: MemoryError"
@@ -73,8 +75,8 @@ def test_the_line_of_a_log_that_a_limit_explains_is_told(monkeypatch: pytest.Mon
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Return the directory that stands for /sys/fs/cgroup; its file `cgroup` names the groups of this process."""
-    monkeypatch.setattr(process_limits, "_CGROUP", tmp_path)
-    monkeypatch.setattr(process_limits, "_OWN_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(control_group, "ROOT", tmp_path)
+    monkeypatch.setattr(control_group, "OWN", tmp_path / "cgroup")
     return tmp_path
 
 
@@ -112,8 +114,27 @@ def test_control_groups_of_version_1_are_read_too(groups: Path) -> None:
     text = process_limits.explained("died of SIGKILL")
     assert "for lack of memory (1), memory.limit_in_bytes of the control group is 314572800" in text
     assert process_limits.explained(text) == text
+    assert "--memory" in process_limits.lifted(text)
     (groups / "memory/memory.limit_in_bytes").write_text("9223372036854771712\n")
     assert "no limit of memory of its own" in process_limits.explained("died of SIGKILL")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_quota_that_holds_processes_back_is_told(groups: Path, version: int) -> None:
+    (groups / "cgroup").write_text("3:cpu,cpuacct:/pod/a\n" if version == 1 else "0::/pod/a\n")
+    pod = groups / ("cpu/pod" if version == 1 else "pod")
+    (pod / "a").mkdir(parents=True)
+    (pod / "a/cpu.stat").write_text("nr_periods 0\nnr_throttled 0\nthrottled_time 0\n")  # no quota of its own
+    quota = {"cpu.cfs_quota_us": "30000\n", "cpu.cfs_period_us": "100000\n"}
+    for name, said in (quota if version == 1 else {"cpu.max": "30000 100000\n"}).items():
+        (pod / name).write_text(said)
+    (pod / "cpu.stat").write_text("usage_usec 9\nnr_periods 10\nnr_throttled 9\nthrottled_time 1\n")
+    before = control_group.quotas()
+    assert control_group.held(before) == {}
+    (pod / "cpu.stat").write_text("usage_usec 9\nnr_periods 30\nnr_throttled 24\nthrottled_time 1\n")
+    held = control_group.held(before)
+    assert held == {"quota": 0.3, "periods": 20, "throttled": 15, "share": 0.75}
+    assert control_group.told(held) == "a CPU quota of 0.3 cores held processes back in 15 of 20 periods"
 
 
 def test_a_rank_that_has_no_room_for_its_result_says_so(outcome: Callable[..., OutcomeRow]) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import subprocess
 import sys
 import textwrap
 import time
@@ -15,7 +16,7 @@ from envcheck.node.snapshot import Snapshot
 from envcheck.runner.execute import Run, validate
 from envcheck.runner.local_python import ChosenPython, LocalPython
 from envcheck.runner.planning import discover, plan
-from envcheck.runner.worker import fork_server, torch_facts
+from envcheck.runner.worker import fork_server, import_trials, torch_facts
 from envcheck.runner.worker_session import RunPlan
 
 Torch = Callable[..., None]
@@ -133,7 +134,7 @@ def test_a_torch_that_cannot_be_imported_is_named(
         ("import time; time.sleep(600)", "importing torch took longer than 2 s"),
     ],
 )
-def test_an_import_that_kills_or_hangs_is_an_error_of_every_check(
+def test_an_import_that_kills_or_hangs_is_an_error_of_what_needs_torch_alone(
     torch: Torch,
     add: Callable[..., Path],
     run_site: Callable[..., Run],
@@ -142,13 +143,45 @@ def test_an_import_that_kills_or_hangs_is_an_error_of_every_check(
     message: str,
 ) -> None:
     monkeypatch.setattr("envcheck.runner.worker_session.IMPORT_TIMEOUT", 2.0)
-    monkeypatch.setattr("envcheck.runner.worker_session.IMPORT_TIMEOUT", 2.0)
     torch(more=more)
     add("plain", "return {}")
+    add("uses_torch", "import torch\nreturn {}")
     run = run_site(require_gpu=True)
-    assert run.outcomes["plain"].summary == message
-    assert run.mode == "unknown"
+    assert run.outcomes["plain"].status == "pass"
+    assert run.outcomes["uses-torch"].summary == f"torch cannot be imported: {message}"
+    assert run.environment["error"] == message
     assert (run.outcomes["require-gpu"].status, run.verdict.exit_code) == ("error", 3)
+
+
+def test_the_library_that_the_loader_was_in_when_a_signal_came_is_named(
+    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run], library: Callable[..., Path]
+) -> None:
+    bad = library("libbad.so", "#include <signal.h>\n__attribute__((constructor)) void in() { raise(SIGSEGV); }")
+    torch(more=f"import ctypes; ctypes.CDLL({str(bad)!r})")
+    add("uses_torch", "import torch\nreturn {}")
+    summary = run_site().outcomes["uses-torch"].summary
+    assert summary == f"torch cannot be imported: the worker died of SIGSEGV while importing torch, in {bad}"
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Callable[..., Path]:
+    """Return what compiles C to a library."""
+
+    def make(name: str, source: str) -> Path:
+        path = tmp_path / name
+        command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
+        subprocess.run(command, input=source, text=True, check=True)
+        return path
+
+    return make
+
+
+def test_a_library_says_its_version_in_its_name_its_text_or_its_size(library: Callable[..., Path]) -> None:
+    text = 'char a[] = "GLIBCXX_3.4.9"; char b[] = "GLIBCXX_3.4.30";'
+    plain, named = library("libstdc++.so.6", text), library("libnccl.so.2.21.5", "int n;")
+    assert import_trials.version(str(plain)) == "3.4.30"
+    assert import_trials.version(str(named)) == "2.21.5"
+    assert import_trials.version(str(named.rename(named.with_name("libz.so.1")))).endswith(" bytes")
 
 
 def test_a_torch_that_has_touched_cuda_when_imported_is_spawned_not_forked(
