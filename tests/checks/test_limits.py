@@ -11,7 +11,7 @@ from tests.tables import each
 
 ROWS = limits.rows()
 BANDWIDTHS = [row for row in ROWS if "spec" in row]
-UNITS = {"B", "s", "GB/s", "TFLOP/s", "link losses", "a day", "of the start", "of the ports' rate"}
+UNITS = {"B", "s", "GB/s", "TFLOP/s", "link losses", "a day", "of the start", "of the ports' rate", "of one GPU"}
 
 
 @each("row", ROWS)

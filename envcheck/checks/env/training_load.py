@@ -1,8 +1,9 @@
 """A training that leaves the GPU idle, or fills its memory to the last byte, is found out on the bill.
 
-A few seconds of data-parallel training run on all GPUs, with NVML asked four times a second. What it comes to depends
-on the model, so it is only reported; a GPU that slows itself down for heat or power meanwhile is a finding, as are a
-loss that is no number and replicas that have other weights at the end.
+A few seconds of data-parallel training run on all GPUs, with NVML asked four times a second, then a second in which
+each GPU trains by itself. What it comes to depends on the model, so tokens (rows of a batch) and TFLOP/s are only
+reported; a GPU that slows itself down for heat or power meanwhile is a finding, as are a loss that is no number,
+replicas that have other weights at the end, and GPUs behind NVLink that are much slower together than each by itself.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import math
 import time
 from typing import Any
 
-from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
+from envcheck import checks
+from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
+from envcheck.checks.collectives import transports
 from envcheck.checks.support import exact_data, gpu_speed, process_group, training
 from envcheck.checks.support import sampler as hardware_sampler
 from envcheck.counting import counted
@@ -20,7 +23,7 @@ from envcheck.counting import counted
 CHECK = Check(
     promise="training keeps the GPUs busy: finite losses, equal replicas, no slowdown by heat or power",
     level="standard",
-    seconds=12.0,
+    seconds=14.0,
     timeout=120.0,
     gpus=1,
     ranks=0,
@@ -31,6 +34,10 @@ SECONDS, INTERVAL = 5.0, 0.25
 WIDTH, LAYERS, BATCH = 2048, 8, 8192
 RATE, MOMENTUM = 0.01, 0.9
 WARMUP, FEWEST = 5, 10
+# Of the steps, how many each rank takes by itself.
+ALONE = 0.2
+# Two for each weight and token forward, four backward; the first layer gives no gradient to its inputs.
+FLOP = (6 * (LAYERS + 1) - 2) * WIDTH**2
 # The standard deviation of numbers between -2 and 2.
 _SPREAD = 4 / math.sqrt(12)
 
@@ -52,7 +59,7 @@ def measure(rank: Rank) -> Measured:
             torch.cuda.synchronize()
             lasted = time.monotonic() - began
         free, total = torch.cuda.mem_get_info(device)
-        return {
+        measured = {
             **identity,
             "seed": seed,
             "weights": load.weights(),
@@ -66,10 +73,12 @@ def measure(rank: Rank) -> Measured:
             "total": total,
             "load": sampler.measured(),
         }
+        single = Training(torch, None, device, (WIDTH, LAYERS, BATCH), seed)
+        return {**measured, "alone": _alone(torch, single.step, int(steps * ALONE) if rank.world > 1 else 0)}
 
 
 class Training:
-    """Layers without bias, bent between, under DDP in mixed precision; the same batch at every step."""
+    """Layers without bias, bent between, in mixed precision, under DDP with a rank; the same batch at every step."""
 
     def __init__(self, torch: Any, rank: Any, device: Any, sizes: tuple[int, int, int], seed: int) -> None:
         self.torch, self.device, nn = torch, device, torch.nn
@@ -82,7 +91,8 @@ class Training:
                 layer.weight.copy_(drawn.roll((5 * number, 3 * number), (0, 1)))
         self.inputs, self.targets = (exact_data.data(torch, batch, width, device, seed + n) for n in (1, 2))
         bent = [part for layer in self.layers[:-1] for part in (layer, nn.ReLU())]
-        self.model = training.wrap(rank, nn.Sequential(*bent, self.layers[-1]))
+        model = nn.Sequential(*bent, self.layers[-1])
+        self.model = training.wrap(rank, model) if rank else model
         # float16 loses gradients as small as a mean's: they are scaled, and the rate is scaled back.
         self.scale = 2.0 ** round(math.log2(batch * width / 256))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE / self.scale, momentum=MOMENTUM)
@@ -118,14 +128,31 @@ def _steps(torch: Any, dist: Any, device: Any, step: Any) -> int:
     return max(FEWEST, int(SECONDS / float(took)))
 
 
+def _alone(torch: Any, step: Any, steps: int) -> float | None:
+    """Return the steps per second of this GPU alone, as warm as it is from the training; None without steps."""
+    if not steps:
+        return None
+    for _ in range(WARMUP):
+        step()
+    torch.cuda.synchronize()
+    began = time.monotonic()
+    for _ in range(steps):
+        step()
+    torch.cuda.synchronize()
+    return steps / (time.monotonic() - began)
+
+
 @process_group.sound()
-def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
+def judge(view: View, ranks: Ranks) -> Outcome:
     """Tell what the training took of each GPU; warn of one that slows itself down, and believe no idle one."""
+    from envcheck.checks import limits
+
     findings = []
     for entry in ranks:
         unmeasured = _untold(entry) or _idle(entry)
         findings += [unmeasured] if unmeasured else gpu_speed.slows_down(entry, "training.slowdown")
     findings += _apart(ranks)
+    findings += [] if findings else _scaling(view, ranks, limits.limit("training-load", "warn"))
     return worst(findings, otherwise=findings[0]) if findings else _summary(ranks)
 
 
@@ -167,12 +194,33 @@ def _apart(ranks: Ranks) -> list[Outcome]:
     return [dataclasses.replace(drift, **common) for drift in drifts if drift is not None]
 
 
+def _kept(ranks: Ranks) -> float | None:
+    """Return the smallest share of its own speed that a GPU keeps when all train together."""
+    if not all(process_group.positive(entry.get("alone")) for entry in ranks):
+        return None
+    return min(float(entry["steps_per_second"] / entry["alone"]) for entry in ranks)
+
+
+def _scaling(view: View, ranks: Ranks, limit: checks.Limit) -> list[Outcome]:
+    """Warn where NVLink joins the GPUs: gradients that go through PCIe take longer than this model's arithmetic."""
+    kept = _kept(ranks)
+    if kept is None or kept >= limit.value or not transports.linked(view):
+        return []
+    summary = f"{counted(len(ranks), 'GPU')} keep {kept:.0%} of their own speed when they train together"
+    fix = "see all-reduce-bandwidth, straggler and transport: what slows the collectives down slows every step"
+    about: dict[str, Any] = {"code": "training.scaling", "culprit": "the GPUs together"}
+    return [warned(summary, fix=fix, value=round(kept, 3), limit=limit, **about)]
+
+
 def _summary(ranks: Ranks) -> Outcome:
     gpus = {str(entry["rank"]): _one(entry) for entry in ranks}
     busy = [gpu["utilization"] for gpu in gpus.values() if gpu["utilization"] is not None]
     power = [gpu["power_max"] for gpu in gpus.values() if gpu["power_max"] is not None]
     fullest = max(ranks, key=lambda entry: float(entry["peak"] / entry["total"]))
+    slowest, kept = min(gpu["tokens_per_second"] for gpu in gpus.values()), _kept(ranks)
     lines = [
+        f"{slowest:.0f} tokens/s and {slowest * FLOP / 1e12:.0f} TFLOP/s a GPU",
+        *([f"{kept:.0%} of the speed of each by itself"] if kept else []),
         f"utilisation {min(busy):.0f} % at least" if busy else "utilisation not reported by this GPU",
         f"memory {fullest['peak'] / 2**30:.1f} of {fullest['total'] / 2**30:.1f} GiB at most",
         f"power up to {max(power):.0f} W" if power else "power not reported by this GPU",
@@ -180,8 +228,8 @@ def _summary(ranks: Ranks) -> Outcome:
     return passed(
         f"training on {counted(len(ranks), 'GPU')}: {', '.join(lines)}{gpu_speed.caps(fullest['load'])}: "
         "reported, not judged",
-        value=float(min(busy)) if busy else None,
-        unit="% utilisation" if busy else "",
+        value=slowest,
+        unit="tokens/s",
         gpus=gpus,
     )
 
@@ -200,4 +248,5 @@ def _one(entry: Measured) -> Measured:
         "power_max": power[2],
         "temperature_max": heat[2],
         "steps_per_second": entry["steps_per_second"],
+        "tokens_per_second": BATCH * entry["steps_per_second"],
     }

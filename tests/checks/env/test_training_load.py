@@ -5,6 +5,7 @@ from typing import Any
 
 from envcheck.checks import ERROR, FAIL, PASS, WARN, View
 from envcheck.checks.env import training_load
+from envcheck.node.snapshot import Signal
 from tests.builders import Entry, group
 from tests.tables import each
 
@@ -34,8 +35,14 @@ def test_a_training_is_told_and_not_judged(h100: View) -> None:
     ranks[3]["peak"] = 70 * GIB
     ranks[4]["load"]["samples"] = [{**SAMPLE, "power": 699.0}] * 19
     outcome = training_load.judge(h100, ranks)
-    assert (outcome.status, outcome.value, outcome.limit) == (PASS, 40.0, None)
-    for message in ("utilisation 40 % at least", "70.0 of 80.0 GiB at most", "power up to 699 W", "not judged"):
+    assert (outcome.status, outcome.value, outcome.unit, outcome.limit) == (PASS, 8192 * 180.0, "tokens/s", None)
+    for message in (
+        "1474560 tokens/s and 322 TFLOP/s a GPU",
+        "utilisation 40 % at least",
+        "70.0 of 80.0 GiB at most",
+        "power up to 699 W",
+        "not judged",
+    ):
         assert message in outcome.summary
     assert outcome.details["gpus"]["3"]["headroom"] == 10 * GIB
     assert outcome.details["gpus"]["0"]["steps_per_second"] == 180.0
@@ -86,8 +93,28 @@ def test_a_loss_that_is_none_never_passes(h100: View, losses: Any, status: str) 
 def test_a_slice_that_tells_neither_utilisation_nor_power_passes_and_says_so(h100: View) -> None:
     quiet = {"samples": [{"at": 0.3}] * 19, "unread": None, "not_offered": {"utilization": "NVML: Not Supported"}}
     outcome = training_load.judge(h100, entries(h100, load=quiet))
-    assert (outcome.status, outcome.value) == (PASS, None)
+    assert outcome.status == PASS
     assert "utilisation not reported by this GPU" in outcome.summary
+
+
+@each(
+    "alone, links, status, words",
+    [
+        (211.0, 18, PASS, "85% of the speed of each by itself"),
+        (213.0, 18, WARN, "8 GPUs keep 85% of their own speed"),
+        (400.0, 0, PASS, "45% of the speed of each by itself"),
+        (None, 18, PASS, "GPU, utilisation"),
+        (NAN, 18, PASS, "GPU, utilisation"),
+    ],
+)
+def test_gpus_behind_nvlink_keep_their_speed_when_they_train_together(
+    h100: View, alone: Any, links: int, status: str, words: str
+) -> None:
+    for gpu in h100.snapshot.gpus:
+        gpu.signals["nvlinks_active"] = Signal(links)
+    outcome = training_load.judge(h100, [entry | {"alone": alone} for entry in entries(h100)])
+    assert (outcome.status, words in outcome.summary) == (status, True), outcome.summary
+    assert (outcome.code, outcome.value) == ("training.scaling", 0.845) or status == PASS
 
 
 @each("weights, status", [("1f 2f", FAIL), ("", ERROR), (None, ERROR)])

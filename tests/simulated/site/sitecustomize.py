@@ -20,7 +20,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "collectives.collective_cases": {"LARGE": {"cuda": 4099}},
     "env.straggler": {"SIZE": {"cuda": 192}, "ROUNDS": {"cuda": 300}, "PRODUCTS": {"cuda": 1}},
     "env.memory_patterns": {"CHUNK": {"cuda": 1 << 20}},
-    "env.training_load": {"SECONDS": 1.5, "INTERVAL": 0.1, "WIDTH": 64, "BATCH": 64},
+    "env.training_load": {"SECONDS": 1.5, "INTERVAL": 0.1, "WIDTH": 64, "BATCH": 64, "ALONE": 0},
     "env.peer_to_peer": {"VALUES": (1 << 18) + 3},
     "env.transport": {"SIZE": 1 << 20},
     "env.sustained_gemm": {"SIZE": 128, "SECONDS": 3.0, "BATCH": 5e-8, "INTERVAL": 0.2},
