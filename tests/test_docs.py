@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ NOT_RUN = {
     r"^srun ": "needs Slurm",
     r"^git clone": "needs a network",
     r"\bpip install \.": "needs a package index",
+    r"^nvidia-smi ": "needs a GPU",
     r"^openssl ": "is not a command of this project",
     r"pytest": "is run by `make test`",
     r"^make ": "is run by CI; its target must exist",
@@ -159,6 +161,14 @@ def test_every_make_target_exists() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_recording_shows_what_is_printed_today() -> None:
+    made = runpy.run_path(str(ROOT / ".ci" / "recording"))["drawn"]()
+    kept = (ROOT / "docs" / "run.svg").read_text(encoding="utf-8")
+    assert kept == made, "run `.venv/bin/python .ci/recording`"
+    assert len(kept) < 500_000
+    assert not re.search(r"url\((?!#)|href=", kept)
 
 
 @pytest.fixture

@@ -20,6 +20,16 @@ from envcheck.mirrors.net.waits import announced
 # The commands in the sections of --help, the groups of commands with their help, and where a command is.
 _TABLE: Final = msgspec.json.decode(Path(__file__).with_name("commands.json").read_bytes())
 # What the envcheck of an image comes without (pyproject.toml, the group `image`).
+# What people type first, by the name that it has here.
+_MEANT: Final = {
+    **dict.fromkeys(("validate", "check", "test", "verify", "doctor"), "run"),
+    **dict.fromkeys(("install", "create", "setup"), "build"),
+    **dict.fromkeys(("list", "ls", "search", "cells"), "images"),
+    **dict.fromkeys(("info", "which", "compatible"), "resolve"),
+    **dict.fromkeys(("download", "get"), "fetch"),
+    **dict.fromkeys(("push", "upload"), "publish"),
+    **dict.fromkeys(("show", "html", "junit", "compare"), "report"),
+}
 _HOST_ONLY: Final = {"cryptography", "docker", "jinja2", "urllib3", "uv"}
 
 
@@ -58,7 +68,8 @@ class LazyGroup(click.Group):
         if args and args[0] not in self.described:
             import difflib  # here, as a start that names its command needs none
 
-            for near in difflib.get_close_matches(args[0], self.described, 1):
+            meant = [_MEANT[args[0]]] if args[0] in _MEANT and not self.path else []
+            for near in meant or difflib.get_close_matches(args[0], self.described, 1):
                 ctx.fail(f"No such command {args[0]!r} (did you mean {near!r}?)")
         return super().resolve_command(ctx, args)
 
@@ -128,7 +139,7 @@ class _Program(LazyGroup):
 )
 @click.version_option(__version__, prog_name="envcheck")
 @click.option("--matrix", type=click.Path(path_type=Path), help="Facts and choices to use instead of the shipped ones.")
-@click.option("--verbose", is_flag=True, help="Show more: the whole output of a build.")
+@click.option("--verbose", is_flag=True, help="Show more: each check of a run, all of a build's output.")
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 @click.pass_context
 def cli(ctx: click.Context, *, matrix: Path | None, verbose: bool, quiet: bool) -> None:

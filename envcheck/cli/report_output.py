@@ -18,6 +18,7 @@ from envcheck.reports.model import RunReport
 from envcheck.runner.launcher import Place
 
 DEFAULT: Final = Path("envcheck-report.json")
+PRINTED: Final = Path("-")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 _LONGEST: Final = 120
 _TASK_BOUND: Final = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU")  # where Slurm lists no GPUs
@@ -116,15 +117,18 @@ def destination(
 
 
 class OutputType(click.ParamType[Output]):
-    """FILE, or DIR/: a directory that exists, or a path that ends in a slash."""
+    """FILE, or DIR/: a directory that exists, or a path that ends in a slash; `printed`: - for standard output, too."""
 
     name = "FILE|DIR/"
+
+    def __init__(self, *, printed: bool = False) -> None:
+        self.printed = printed
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Output:  # noqa: ARG002
         """Return the output; a directory is made only when a run begins."""
         if isinstance(value, Output):
             return value
-        if value == "-":
+        if value == "-" and not self.printed:
             message = "'-' is not a file name; use --json to print the report, or ./- for a file of that name"
             self.fail(message)
         path = Path(value)

@@ -20,6 +20,8 @@ ARCH: Final[HostArch] = "x86_64"
 _COMPANIONS: Final = {"triton": "(pytorch-)?triton", "torchvision": "torchvision", "torchaudio": "torchaudio"}
 # Before it a wheel of the CPU for Arm says "2.5.1" (torch/version.py in the wheels of 2.4.1, 2.5.1 and 2.6.0).
 _LABELLED_ON_ARM: Final = key("2.6.0")
+# As many cells are named in an error.
+_LISTED: Final = 4
 _FIELDS: Final = 3  # of a library's version: what it says of itself when it runs
 
 
@@ -96,7 +98,16 @@ def select(matrix: Matrix, selectors: Sequence[str]) -> list[Cell]:
 
 def near(matrix: Matrix, name: str) -> str:
     """Return which published cells may have been meant, as a question; nothing where none is near."""
-    names = difflib.get_close_matches(name, [str(cell) for cell in matrix.cells()], n=3, cutoff=0.5)
+    every = [str(cell) for cell in matrix.cells()]
+    if of_release := [cell for cell in every if cell.startswith(f"{name}-")]:
+        release = name.partition("-")[0].removeprefix("torch")
+        more = f"`envcheck images '{name}-*'` marks which of its {len(of_release)} cells run here, "
+        return (
+            f"did you mean {', '.join(of_release)}?"
+            if len(of_release) <= _LISTED
+            else f"{more}`envcheck resolve --torch {release}` names the best"
+        )
+    names = difflib.get_close_matches(name, every, n=3, cutoff=0.5)
     return f"did you mean {', '.join(names)}?" if names else ""
 
 

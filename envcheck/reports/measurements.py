@@ -167,9 +167,8 @@ def _values_table(outcome: OutcomeRow, reached: Mapping[str, Mapping[str, float 
     best = {name: max(values.get(name) or 0.0 for values in reached.values()) for name in names}
     if names and min(best.values()) > 0 and outcome.unit.endswith("/s"):
         rows = {owner: [_cell(values.get(name), best[name]) for name in names] for owner, values in reached.items()}
-        yield _table(
-            f"{outcome.id}: {outcome.unit} of each rank (the stronger, the further behind the best)", names, rows
-        )
+        what = f"{outcome.unit} that each rank (one process, with its GPU) reached; darker is further behind the best"
+        yield _table(f"{outcome.id}: {what}", names, rows)
 
 
 def _pairs_table(outcome: OutcomeRow) -> Iterator[Figure]:
@@ -184,7 +183,7 @@ def _pairs_table(outcome: OutcomeRow) -> Iterator[Figure]:
             f"from {i}": [_cell(v, best, slow=slow) if i != j else "<td>-</td>" for j, v in enumerate(row)]
             for i, row in enumerate(rows)
         }
-        where = f"(the stronger, the further {'above' if slow else 'below'} the best)"
+        where = f"(the darker, the further {'above' if slow else 'below'} the best)"
         unit = f", {outcome.unit}" if outcome.unit else ""
         yield _table(f"{outcome.id}: GPU to GPU{unit} {where}", [f"to {j}" for j in range(len(rows))], cells)
 
@@ -193,7 +192,7 @@ def _cell(value: float | None, best: float, *, slow: bool = False) -> str:
     if value is None:
         return "<td>?</td>"
     lag = 1 - (best / value if slow and value > 0 else value / best)
-    return f'<td style="--lag:{min(max(lag / _DARKEST, 0), 1):.2f}">{value:.4g}</td>'
+    return f'<td style="--lag:{min(max(lag / _DARKEST, 0), 1):.2f}">{phrases.quantity(float(value), "")}</td>'
 
 
 def _table(caption: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Figure:
@@ -216,7 +215,7 @@ def chart(caption: str, lines: Sequence[PlotLine], axis: Axis, unit: str, bound:
     parts = []
     for tick in range(_TICKS + 1):
         y = at(xs[0], top * tick / _TICKS)[1]
-        parts += [_across("grid", y), _text(f"{top * tick / _TICKS:.4g}", _LEFT - 8, y + 4, "end")]
+        parts += [_across("grid", y), _text(phrases.quantity(top * tick / _TICKS, ""), _LEFT - 8, y + 4, "end")]
     middle = (_HEIGHT - _BOTTOM + _TOP) / 2
     parts += [_text(unit, 14, middle, "middle", f' transform="rotate(-90 14 {middle})"')]
     parts += [_text(axis.title, (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 4, "middle")]
@@ -228,7 +227,12 @@ def chart(caption: str, lines: Sequence[PlotLine], axis: Axis, unit: str, bound:
     if bound:
         y = at(xs[0], bound)[1]
         named = _text(
-            f"limit {bound:g} {unit}", _LEFT + 6, y - 5 if y > _TOP + 16 else y + 14, "start", "", "limit-text"
+            f"limit {phrases.quantity(bound, unit)}",
+            _LEFT + 6,
+            y - 5 if y > _TOP + 16 else y + 14,
+            "start",
+            "",
+            "limit-text",
         )
         parts += [_across("limit", y), named]
     size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" style="width:{_WIDTH}px"'

@@ -47,13 +47,14 @@ LACKING: Final = "today's rule needs what this report does not hold: "
 
 
 class HostFacts(Row, frozen=True, kw_only=True):
-    """The machine that envcheck ran on, and its place in a launcher's group."""
+    """The machine that envcheck ran on, its load when the run began, and its place in a launcher's group."""
 
     name: str
     system: str
     kernel: str
     arch: str
     cpus: int
+    load: float | None = None
     place: Place
 
 
@@ -98,6 +99,7 @@ def report_of(run: Run) -> RunReport:
             kernel=platform.release(),
             arch=platform.machine(),
             cpus=len(os.sched_getaffinity(0)),
+            load=run.load,
             place=place(os.environ),
         ),
         target=run.asked.target.facts,

@@ -19,7 +19,7 @@ FINDINGS: Final = (FAIL, ERROR, WARN)
 BYTES: Final = ("B", "byte", "bytes")
 _SIGNS: Final = {"at least": "≥", "at most": "≤", "equal": "="}
 _LIBRARIES: Final = {"cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL"}
-_WHOLE, _LARGE = 1e3, 1e9
+_WHOLE, _LARGE, _MILLI = 1e3, 1e9, 1e-3
 _LOG_LINES, _SHOWN = 12, 20
 # Where a check's details name a GPU.
 _NAMING: Final = ("device", "devices", "gpu", "gpus", "uuid", "uuids", "culprit", "culprits")
@@ -34,6 +34,8 @@ def quantity(value: Any, unit: str) -> str:
     if unit in BYTES and isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"{value / 2**20:,.0f} MiB" if value >= 2**20 else f"{value} B"
     if isinstance(value, float):
+        if unit == "s" and 0 < value < _MILLI:
+            return f"{value * 1e6:.4g} µs"
         return f"{value:.{'0f' if _WHOLE <= abs(value) < _LARGE else '4g'}} {unit}".strip()
     if isinstance(value, dict):
         return ", ".join(f"{key} {quantity(v, unit)}" for key, v in value.items())
@@ -88,8 +90,8 @@ def particulars(outcome: OutcomeRow) -> list[tuple[str, str]]:
         "value": "" if outcome.value is None else quantity(outcome.value, outcome.unit),
         "limit": bound(outcome),
         "source": outcome.limit.source if outcome.limit else "",
-        "remedy": outcome.remedy,
-        "culprit": outcome.culprit,
+        "to do": outcome.remedy,
+        "where": outcome.culprit,
         "code": outcome.code,
     }
     told = [(title, text) for title, text in facts.items() if text or title == "why"]
@@ -171,8 +173,10 @@ def by_status(outcomes: Iterable[OutcomeRow], order: Sequence[str] = WORST_FIRST
 
 def facts(report: RunReport) -> list[tuple[str, str]]:
     """Return what ran on what, each with its title; what is not known, or does not apply, is left out."""
+    load = "" if report.host.load is None else f", load {report.host.load:.1f} at the start"
+    machine = f"{report.host.system} {report.host.kernel} {report.host.arch}"
     told = [
-        ("host", f"{report.host.name} ({report.host.system} {report.host.kernel} {report.host.arch})"),
+        ("host", f"{report.host.name} ({machine}), {counted(report.host.cpus, 'core')}{load}"),
         ("ran on", hardware(report)),
         ("target", f"{report.target.name} ({report.target.chosen})"),
         ("image", image(report)),
@@ -276,6 +280,16 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes, seconds_left = divmod(round(seconds), 60)
     return f"{minutes} min {seconds_left} s" if seconds_left else f"{minutes} min"
+
+
+def took(seconds: float) -> str:
+    """Return how long a check took, to a tenth of a second below ten."""
+    return f"{seconds:.1f} s" if seconds < 9.95 else duration(seconds)  # noqa: PLR2004 (what rounds to ten)
+
+
+def judged(outcome: OutcomeRow) -> bool:
+    """Tell whether a number was held against a limit."""
+    return outcome.limit is not None and number(outcome.value) is not None
 
 
 def cost(plan: Plan, check: PlannedCheck, fitting: Collection[str]) -> str:

@@ -1,6 +1,7 @@
 """A report, a plan and a run's progress as people read them, at 80 columns. The one reports module that knows rich."""
 
 import os
+import re
 import shutil
 import sys
 import time
@@ -10,9 +11,9 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import structs
-from rich.console import Console, RenderableType
+from rich.cells import cell_len
+from rich.console import Console
 from rich.status import Status
-from rich.table import Table
 from rich.text import Text
 
 from envcheck.counting import counted
@@ -25,7 +26,13 @@ from envcheck.runner.schema import OutcomeRow, Plan, TargetFacts
 
 WIDTH: Final = 80
 _STYLES: Final = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim", "error": "bold magenta"}
-_NAMES: Final = 6
+_INDENT: Final = 10
+_CUT: Final = " …"
+# Lines of a problem, reasons of skips, lines of speeds and remedies of one problem, without --verbose.
+_PROBLEM, _REASONS, _SPEEDS, _REMEDIES = 8, 5, 3, 3
+_ALL: Final = "`envcheck --verbose report show FILE`"
+# A command in backticks with what touches it, or a word.
+_WHOLE: Final = re.compile(r"[^\s`]*`[^`]+`\S*|\S+")
 _NARROWEST: Final = 40
 _BUSY: Final = 1.5  # processes a core that want to run
 
@@ -37,26 +44,34 @@ def width() -> int:
     return max(_NARROWEST, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
 
 
-def show(report: RunReport, console: Console, written: Iterable[str] = ()) -> None:
-    """Print what ran on what, a line a check, each failure with value, limit, source and remedy, and the verdict."""
-    report = _in_line(report)
-    console.print(_heading(report))
-    console.print()
-    console.print(_lines(report.outcomes))
+def show(report: RunReport, console: Console, written: Iterable[str] = (), *, verbose: bool = False) -> None:
+    """Print what ran on what, checks by what they came to, each problem with its reason and remedy, and the verdict.
+
+    A sound report takes at most 25 lines and a problem 8 more; `verbose` prints a line a check, codes and sources.
+    """
+    report, out = _in_line(report), _Printer(console)
+    _heading(report, out)
+    out.line()
+    if verbose:
+        _every(report.outcomes, out)
+    else:
+        _counts(report, out)
     for same in phrases.by_status(report.outcomes, ("warn", "error", "fail")):
-        console.print()
-        console.print(_finding(same))
-    console.print()
+        out.line()
+        _finding(same, out, verbose=verbose)
+    out.line()
     if report.plan.repeated:
-        console.print(_rounds(report.outcomes))
-        console.print()
-    if took := phrases.taken(report):
-        console.print(Text(f"took {took}", style="dim"))
+        _rounds(report, out, verbose=verbose)
+        out.line()
     if blamed := phrases.one_blamed_gpu(report):
-        console.print(Text(_in_line(blamed)))
+        out.told("", blamed, indent=0)
+    if verbose and (took := phrases.taken(report)):
+        out.told("took", took)
+    elif not verbose:
+        out.told("took", f"{phrases.duration(phrases.seconds(report))}; more: {_ALL}")
     for line in written:
-        console.print(Text(line, overflow="fold"), soft_wrap=True)
-    console.print(Text(phrases.conclusion(report), style=_STYLES[report.verdict.status]))
+        out.line(line)
+    out.told("", report.verdict.sentence, _STYLES[report.verdict.status], indent=0)
 
 
 def _in_line(value: Any) -> Any:
@@ -76,19 +91,16 @@ def _in_line(value: Any) -> Any:
 def show_plan(plan: Plan, target: TargetFacts, console: Console, demands: Iterable[Demand] = ()) -> None:
     """Print what a run would do, and for how long; then what a site demands of what it measures."""
     show_announcement(plan, target, console)
-    table = _grid((14, None, None, None))
     fitting = expected_to_fit(plan)
-    for check in plan.checks:
-        table.add_row(check.id, check.level, phrases.cost(plan, check, fitting), check.promise)
+    rows = [(check.id, check.level, phrases.cost(plan, check, fitting), check.promise) for check in plan.checks]
     ids = {check.id for check in plan.checks}
-    for demand in demands:
-        table.add_row(demand.id, "", "" if demand.of in ids else "not run", phrases.demanded(demand))
-    console.print(table)
+    rows += [(d.id, "", "" if d.of in ids else "not run", phrases.demanded(d)) for d in demands]
+    _Printer(console).table(rows)
 
 
 def show_announcement(plan: Plan, target: TargetFacts, console: Console) -> None:
     """Print what a run begins with."""
-    console.print(Text(announcement(plan, target), overflow="fold"))
+    _Printer(console).told("", announcement(plan, target), indent=0)
 
 
 def announcement(plan: Plan, target: TargetFacts) -> str:
@@ -130,77 +142,151 @@ class Progress:
         return Text(line, no_wrap=True, overflow="ellipsis")
 
 
-def _heading(report: RunReport) -> RenderableType:
-    table = _grid((8, None))
-    host, target, facts = report.host, report.target, report.environment
-    table.add_row("envcheck", f"{report.tool}, {report.started}, {host.name} ({host.system} {host.kernel} {host.arch})")
-    table.add_row("target", f"{target.name} ({target.chosen})")
-    if image := phrases.image(report):
-        table.add_row("image", image)
-    table.add_row("", phrases.environment(facts))
-    table.add_row("ran on", _in_line(phrases.hardware(report)))
-    if made_up := phrases.made_up(report):
-        table.add_row("evidence", made_up)
-    if report.resolution:
-        table.add_row("resolved", report.resolution)
-    return table
+def wrapped(text: str, columns: int) -> list[str]:
+    """Return lines of so many columns; a command in backticks, a URL, a path or a digest is never folded."""
+    lines: list[str] = []
+    for word in _WHOLE.findall(text):
+        if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= columns:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines or [""]
 
 
-def _lines(outcomes: Iterable[OutcomeRow]) -> Table:
-    """Return a line a check, skips last; checks that came to the very same share one."""
-    table = _grid((5, None, None))
-    for same in sorted(phrases.alike(outcomes), key=lambda group: group[0].status == "skip"):
-        first, summary = same[0], _summary(same[0])
-        names = Text("\n".join(o.id for o in same))
-        if len(same) > _NAMES:
-            names = Text(f"{len(same)} checks")
-            summary.append(f": {', '.join(o.id for o in same)}", _STYLES[first.status])
-        table.add_row(Text(first.status, style=_STYLES[first.status]), names, summary)
-    return table
+class _Printer:
+    """Prints lines that end where their text does."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def line(self, *parts: str | tuple[str, str]) -> None:
+        self._console.print(Text.assemble(*parts), soft_wrap=True)
+
+    def lines(self, text: str, indent: int = _INDENT) -> list[str]:
+        return wrapped(text, self._console.width - indent)
+
+    def told(self, title: str, text: str, style: str = "", *, indent: int = _INDENT, most: int = 0) -> None:
+        """Print a title and its text beside it, in at most so many lines (0: all)."""
+        first = f"{title:<{indent}}" if indent else ""
+        lines = self.lines(text, indent)
+        if most and len(lines) > most:
+            lines = self.lines(text, indent + len(_CUT))[:most]
+            lines[-1] += _CUT
+        self.line((first if lines[0] else first.rstrip(), _STYLES.get(title, "dim")), (lines[0], style))
+        for line in lines[1:]:
+            self.line(" " * indent, (line, style))
+
+    def table(self, rows: Sequence[Sequence[str]]) -> None:
+        """Print columns, the last one wrapped."""
+        widths = [max(map(cell_len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+        for *cells, last in rows:
+            head = "".join(cell + " " * (width - cell_len(cell) + 2) for cell, width in zip(cells, widths, strict=True))
+            self.told(head, last, indent=sum(widths) + 2 * len(widths))
 
 
-def _summary(outcome: OutcomeRow) -> Text:
+def _heading(report: RunReport, out: _Printer) -> None:
+    host, target = report.host, report.target
+    rows = {
+        "envcheck": f"{report.tool}, {report.started}, {host.name} ({host.system} {host.kernel} {host.arch})",
+        "target": f"{target.name} ({target.chosen})",
+        "image": phrases.image(report),
+        "with": phrases.environment(report.environment),
+        "ran on": phrases.hardware(report),
+        "evidence": phrases.made_up(report),
+        "resolved": report.resolution or "",
+    }
+    for title, text in rows.items():
+        if text:
+            out.told(title, text)
+
+
+def _every(outcomes: Iterable[OutcomeRow], out: _Printer) -> None:
+    """Print a row a check that passed, then that was skipped; checks that came to the very same share one."""
+    for same in phrases.by_status(outcomes, ("pass", "skip")):
+        out.told(same[0].status, f"{', '.join(o.id for o in same)}: {_summary(same[0])}")
+
+
+def _summary(outcome: OutcomeRow) -> str:
     """Say the limit beside what was found; a summary without one holds all there is."""
+    return outcome.summary + (f" ({limit})" if (limit := _judged(outcome)) else "") + phrases.no_pass(outcome)
+
+
+def _judged(outcome: OutcomeRow) -> str:
+    """Return a number and what it was judged by; "" where there is none, or both are the same."""
     # That nothing wrong was found, of nothing allowed, the summary says already.
-    exact = outcome.limit is not None and outcome.value == outcome.limit.value
-    numbers = isinstance(outcome.value, (int, float)) and outcome.limit is not None and not exact
-    same = outcome.limit is not None and outcome.unit == outcome.limit.unit and outcome.unit not in phrases.BYTES
-    unit = "" if same else outcome.unit
-    limit = f" ({phrases.quantity(outcome.value, unit)}; limit {phrases.bound(outcome)})" if numbers else ""
-    soft = "dim" if outcome.status == "skip" else ""
-    return Text.assemble((outcome.summary, soft), (limit, "dim"), (phrases.no_pass(outcome), _STYLES["warn"]))
+    if outcome.limit is None or phrases.number(outcome.value) is None or outcome.value == outcome.limit.value:
+        return ""
+    same = outcome.unit == outcome.limit.unit and outcome.unit not in phrases.BYTES
+    return f"{phrases.quantity(outcome.value, '' if same else outcome.unit)}; limit {phrases.bound(outcome)}"
 
 
-def _rounds(outcomes: Sequence[OutcomeRow]) -> Table:
-    """Return a line a check: how often it came to what, and the smallest, middle and largest of its values."""
-    never = [outcome for outcome in outcomes if outcome.spread and [*outcome.spread.statuses] == ["skip"]]
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for _ in range(3):
-        table.add_column()
-    table.add_row(*(Text(title, style="dim") for title in ("check", "rounds", "smallest / median / largest")))
-    for outcome in (o for o in outcomes if o not in never):
+def _counts(report: RunReport, out: _Printer) -> None:
+    """Print how many passed, the speeds that were judged, what passed at a second try, and skips by reason."""
+    fast = {check.id for check in report.plan.checks if check.performance}
+    passed = [outcome for outcome in report.outcomes if outcome.status == "pass"]
+    if passed:
+        out.told("pass", counted(len(passed), "check"))
+    judged = [o for o in passed if o.id in fast and _judged(o)]
+    if judged:
+        speeds = (f"{o.id} {phrases.quantity(o.value, '')} ({phrases.bound(o)})" for o in judged)
+        out.told("measured", "; ".join(speeds), most=_SPEEDS)
+    for outcome in report.outcomes:
+        if again := phrases.no_pass(outcome):
+            out.told("", f"{outcome.id}: {outcome.summary}{again}", most=3)
+    reasons: dict[str, list[OutcomeRow]] = {}
+    for outcome in report.outcomes:
+        if outcome.status == "skip":
+            reasons.setdefault(outcome.summary.partition(": ")[0], []).append(outcome)
+    ordered = sorted(reasons.items(), key=lambda reason: -len(reason[1]))
+    for number, (reason, skipped) in enumerate(ordered[:_REASONS]):
+        what = counted(len(skipped), "check") if len(skipped) > 1 else skipped[0].id
+        why = skipped[0].summary if len({o.summary for o in skipped}) == 1 else reason
+        out.told("" if number else "skip", f"{what}: {why}", "dim", most=1)
+    if others := [o for _, skipped in ordered[_REASONS:] for o in skipped]:
+        out.told("", f"{counted(len(others), 'check')} for other reasons", "dim")
+
+
+def _finding(same: list[OutcomeRow], out: _Printer, *, verbose: bool) -> None:
+    first = same[0]
+    out.told(first.status, ", ".join(o.id for o in same), "bold", most=0 if verbose else 1)
+    told = phrases.particulars(first) if verbose else _in_short(first)
+    room = [len(out.lines(text)) for _, text in told]
+    while not verbose and sum(room) > _PROBLEM - 2 and max(room) > 1:  # its name, and the blank line before it
+        room[room.index(max(room))] -= 1
+    for (title, text), most in zip(told, room, strict=True):
+        if title == "log":
+            for number, line in enumerate(text.splitlines()):
+                out.line((f"{'' if number else 'log':<{_INDENT}}", "dim"), line)
+        else:
+            out.told(title, text, most=most)
+
+
+def _in_short(outcome: OutcomeRow) -> list[tuple[str, str]]:
+    """Return why, the value beside its limit, what to do, and the last line of a log."""
+    told = dict(phrases.particulars(outcome))
+    value = "; ".join(filter(None, (told.get("value"), f"limit {told['limit']}" if "limit" in told else "")))
+    remedies = dict.fromkeys(filter(None, (outcome.remedy, *(finding.remedy for finding in outcome.findings))))
+    where = "" if told.get("where", "") in outcome.summary else told["where"]
+    rows = [("why", outcome.summary), ("value", value), ("where", where)]
+    rows += [("to do", remedy) for remedy in [*remedies][:_REMEDIES]]
+    rows += [("log", told.get("log", "").rpartition("\n")[2])]
+    return [(title, text) for title, text in rows if text]
+
+
+def _rounds(report: RunReport, out: _Printer, *, verbose: bool) -> None:
+    """Print how often each check came to what, and the smallest, middle and largest of its values.
+
+    Without `verbose` of speeds and of what was no pass in some round.
+    """
+    fast = {check.id for check in report.plan.checks if check.performance}
+    rows = [("check", "rounds", "smallest / median / largest")]
+    for outcome in report.outcomes:
         often, sizes = phrases.spread(outcome)
-        if often:
-            table.add_row(Text(outcome.id), Text(often, style=_STYLES[outcome.status]), Text(sizes))
-    if never:
-        names = never[0].id if len(never) == 1 else f"{len(never)} checks"
-        table.add_row(Text(names, style="dim"), Text(phrases.spread(never[0])[0], style="dim"), Text(""))
-    return table
-
-
-def _finding(same: list[OutcomeRow]) -> Table:
-    table = _grid((8, None))
-    table.add_row(Text(same[0].status, style=_STYLES[same[0].status]), Text(", ".join(o.id for o in same), "bold"))
-    for title, text in phrases.particulars(same[0]):
-        table.add_row(Text(title, style="dim"), Text(text))
-    return table
-
-
-def _grid(widths: tuple[int | None, ...]) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0), expand=False)
-    for index, width in enumerate(widths):
-        table.add_column(min_width=width, overflow="fold", no_wrap=index < len(widths) - 1)
-    return table
+        alike = outcome.spread is not None and outcome.spread.statuses.keys() <= {outcome.status} & {"pass", "skip"}
+        if often and (verbose or not alike or (sizes and outcome.id in fast)):
+            rows.append((outcome.id, often, sizes))
+    if len(rows) > 1:
+        out.table(rows)
 
 
 class LiveReport:

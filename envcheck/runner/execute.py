@@ -5,6 +5,7 @@ It starts the worker, reads the node meanwhile, judges as measurements come, and
 
 import dataclasses
 import datetime as dt
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -69,6 +70,7 @@ class Run:
     nodes: NodeGroup | None = None
     taken: float = 0.0
     starting: float = 0.0
+    load: float | None = None
     _since: float = dataclasses.field(default_factory=time.monotonic)
     _before: float = 0.0
     _shaped: tuple[Any, Any] = (None, None)
@@ -106,6 +108,7 @@ class Run:
     def begin(self) -> None:
         """Start the clock."""
         self.started, self._since = self.started or now(), time.monotonic()
+        self.load = os.getloadavg()[0]
 
     def enter(self, facts: dict[str, Any], snapshot: Snapshot) -> None:
         """Take the environment; what changed since it was known was not validated, and is no run to go on with."""

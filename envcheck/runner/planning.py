@@ -17,6 +17,7 @@ from envcheck.runner.schema import Plan, PlannedCheck
 
 Kind = Literal["node", "env"]
 _KINDS: tuple[Kind, ...] = ("node", "env")
+_NEAR: Final = 9
 # Before anything runs, Python and torch are taken to need this long: 2 s from a warm disk, tens from a cold or remote
 # one. Once it runs, what they really took counts.
 STARTING: Final = 5.0
@@ -150,11 +151,20 @@ def _planned(module: CheckModule, timeout: float | None, gpus: int | None, level
 def _known_ids(modules: Sequence[CheckModule], ids: Iterable[str]) -> set[str]:
     names = [f.id for f in modules]
     chosen = {i.replace("_", "-") for i in ids}
-    for name in sorted(chosen - set(names)):
-        longer = [one for one in names if one.startswith(f"{name}-")]
-        near = longer or difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-        refuse(f"no check is named {name}", f"did you mean {' or '.join(near)}?" if near else "see `envcheck checks`")
+    hints = {name: _near(modules, name) for name in sorted(chosen - set(names))}
+    if hints:
+        told = hints.values() if len(hints) == 1 else (f"{name}: {hint}" for name, hint in hints.items())
+        refuse(f"no check is named {' or '.join(hints)}", "; ".join(told))
     return chosen
+
+
+def _near(modules: Sequence[CheckModule], name: str) -> str:
+    """Return which checks may have been meant: of a longer name, of that library or part, or of a name like it."""
+    names = [f.id for f in modules]
+    longer = [one for one in names if one.startswith(f"{name}-")]
+    about = [f.id for f in sorted(modules, key=lambda f: f.kind) if name in f"{f.check.promise} {f.doc}".lower()]
+    near = longer or about[:_NEAR] or difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else "see `envcheck checks`"
 
 
 def most_telling_first(chosen: Sequence[CheckModule]) -> list[CheckModule]:

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from envcheck.cli import Settings
+from envcheck.cli.building import on_top as progress
 from envcheck.data import data_path
 from envcheck.errors import UnavailableError
 from envcheck.images.engines import venv
 from envcheck.images.spec import load_spec, select
 from envcheck.matrix.file.load import load
+from tests.waiting import eventually
 
 CELL = "torch2.13.0-cpu-py311"
 TWO = (CELL, "--target", "runtime", "--target", "devel")
@@ -35,6 +38,7 @@ def build(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "status", "message"),
     [
         (("torch9.9.9-cpu-py311", "--engine", "venv"), 2, "no published cell is named 'torch9.9.9-cpu-py311'"),
+        (("torch2.8.0",), 2, "`envcheck resolve --torch 2.8.0` names the best"),
         (("torch2.13.0-cpu-py39", "--engine", "venv"), 2, "did you mean torch2.13.0-cpu-py311"),
         (("torch2*", "--engine", "venv"), 2, "build one at a time"),
         (("torch2.13.0-cpu-py311", "--engine", "venv", "--mirror", "nosuch"), 2, "no mirror profile 'nosuch'"),
@@ -176,6 +180,24 @@ def test_a_package_that_its_marker_excludes_is_left_out_and_named(tmp_path: Path
     assert completed.returncode == 0, completed.stderr
     assert "with    einops; python_version < '3' is left out: its marker excludes this Python" in completed.stderr
     assert "with    nothing to add\n" in completed.stderr
+
+
+def test_a_build_names_its_steps_whole_and_is_never_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "_SILENT", dict.fromkeys((True, False), 0.05))
+    told = ""
+
+    def so_far() -> int:
+        nonlocal told
+        told += capsys.readouterr().err
+        return min(told.count("... #5 sha256:ab 12.58MB / 50.10MB"), 2)
+
+    with progress.listeners(Settings(None, verbose=False, quiet=False)) as (_, on_line):
+        on_line(f"#5 [runtime 2/9] RUN {'long ' * 30}end")
+        on_line("#5 sha256:ab 12.58MB / 50.10MB")
+        assert eventually(so_far, 2) == 2
+    assert told.startswith(f"   <1 s  [runtime 2/9] RUN {'long ' * 30}end\n")
 
 
 def test_the_plan_of_a_cell_without_a_lock_checks_what_a_build_would(tmp_path: Path) -> None:

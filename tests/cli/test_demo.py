@@ -62,7 +62,7 @@ def test_its_first_step_says_what_resolve_says(
     monkeypatch.setattr(demo, "active_python", lambda: "3.12")
     answer = demo._resolve(MATRIX, quiet=False)  # noqa: SLF001 (the step, without the build that follows it)
     output = capsys.readouterr().out
-    assert click.unstyle(output).startswith("torch2.15.0-cpu-py312: ok")
+    assert click.unstyle(output).startswith("runs: torch2.15.0-cpu-py312\nwhy: ok")
     assert "read from this node: python 3.12" in output
     assert {"torch2.13.0-cpu-py311", "torch2.13.0-cpu-py312"} <= {row.cell for row in answer.ranked}
 

@@ -16,13 +16,15 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import cli, main
 from envcheck.data import data_path
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, NothingLegalError
 from envcheck.images import lock_on_top, lock_with_uv
 from envcheck.images.lockfile import Lock, Pin, read_locks
 from envcheck.images.spec import load_spec
 from envcheck.images.targets import SHARED_GROUPS
 from envcheck.matrix.facts.model import Cell, HostArch
 from envcheck.matrix.file.load import load
+from envcheck.node import collect
+from envcheck.node.snapshot import Signal, Snapshot
 from tests.tables import each
 
 CELL = "torch2.13.0-cpu-py311"
@@ -45,14 +47,30 @@ def run(images: Path) -> Callable[..., Result]:
     return call
 
 
-def test_cells_without_a_lock_are_named_with_what_to_do(run: Callable[..., Result]) -> None:
+def test_cells_without_a_lock_are_named_with_what_to_do(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = Signal(reason="no library", why="failed")
+    monkeypatch.setattr(collect, "identify", lambda: Snapshot("", {"driver.version": reason}))
     shown = run("images", "torch2.13.0-*py311")
     assert shown.exit_code == 0
     lines = shown.output.splitlines()
-    assert lines[1].split() == [CELL, "yes", "none", "runtime", "devel", "train", "jupyter"]
+    assert lines[1].split() == [CELL, "yes", "runs", "none", "runtime", "devel", "train", "jupyter"]
     assert lines[2].split()[:2] == ["torch2.13.0-cu130-py311", "NO"]
     assert "  torch2.13.0-cu130-py311: run `envcheck lock torch2.13.0-cu130-py311` where" in shown.output
     assert max(len(line) for line in lines[:-1]) <= 80
+
+
+def test_the_list_is_of_what_runs_on_the_machine_that_is_described(run: Callable[..., Result]) -> None:
+    def listed(*options: str) -> set[str]:
+        return {row["cell"] for row in json.loads(run("images", *options, "--json").output)["cells"]}
+
+    assert listed("--gpu", "H100", "--driver", "550.54.14", "--python", "3.12") >= {"torch2.10.0-cu128-py312"}
+    # Its driver would need the package cuda-compat.
+    assert "torch2.13.0-cu130-py312" not in listed("--gpu", "H100", "--driver", "550.54.14")
+    assert {cell.split("-", 1)[1] for cell in listed("--cuda", "cpu", "--python", "3.11")} == {"cpu-py311"}
+    none = run("images", "--gpu", "V100", "--driver", "590.44.01")
+    assert isinstance(none.exception, NothingLegalError)
 
 
 @pytest.mark.parametrize("lacking", ["torch", "base"])

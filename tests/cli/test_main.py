@@ -29,6 +29,8 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "did you mean 'resolve'" in done.stderr.lower()
+    for word, meant in (("validate", "run"), ("install", "build"), ("list", "images")):
+        assert f"(did you mean '{meant}'?)" in process(word).stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

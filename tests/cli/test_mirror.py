@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from envcheck.cli import cli
 from envcheck.cli.commands import mirror as profiles
+from envcheck.mirrors.profiles.load import presets
 
 SITE = """\
 pypi: [{url: "https://pypi.example/simple"}]
@@ -50,6 +51,9 @@ def test_the_list_fits_a_terminal_and_is_json_for_programs(home: Path) -> None:
     text = run("list").output
     assert max(map(len, text.splitlines())) <= 80
     assert "tuna" in text
+    assert text.startswith("chosen with `envcheck mirror use`: none\n")
+    seen = any(entry.last_verified for preset in presets().values() for entry in preset.entries)
+    assert ("never" in text, "name        seen" in text) == (seen, seen)
     answer = json.loads(run("list", "--json").output)
     assert answer["schema"] == "envcheck/mirrors/1"
     assert answer["chosen"] is None
@@ -59,6 +63,8 @@ def test_the_list_fits_a_terminal_and_is_json_for_programs(home: Path) -> None:
 
 def test_show_says_what_is_set_what_is_lacking_and_what_cannot_be_done(home: Path) -> None:
     text = run("show", "tuna").output
+    assert text.startswith("chosen with `envcheck mirror use`: none\ntuna")
+    assert text.index("--format sets it for") < text.index("\nLacks\n") < text.index("\nCannot\n")
     assert "no PyTorch wheels" in text
     assert "pypi, never seen to work: " in text
     assert "--torch-backend and UV_TORCH_BACKEND ignore every mirror" in text
@@ -74,7 +80,7 @@ def test_show_says_what_is_set_what_is_lacking_and_what_cannot_be_done(home: Pat
         *("hf          endpoint: https://hf.example", "registries  docker.io: https://h.example, r.example"),
         *(
             "credentials npm.example: token_env: NPM_TOKEN",
-            "settings for pip, uv, hf, npm, buildkitd, daemon, registries, env:",
+            "--format sets it for pip, uv, hf, npm, buildkitd, daemon, registries, env\n",
         ),
     ):
         assert row in text
@@ -118,7 +124,7 @@ def test_use_says_what_it_wrote_and_takes_it_back(home: Path) -> None:
     shown = run("show", "user").output
     assert "https://npm.example" in shown
     assert "uv reads none of pip's settings" in shown
-    assert f"Chosen with `envcheck mirror use`: {home}/site.yaml" in run("list").output
+    assert f"chosen with `envcheck mirror use`: {home}/site.yaml" in run("list").output
     assert run("use", "none").output == f"removed {home}/config/envcheck/mirror\n"
     assert run("use", "none").output == "nothing was chosen\n"
 

@@ -226,11 +226,17 @@ def quick_site(tmp_path: Path) -> Path:
 ONLY = "--only one --only two"
 
 
-def test_a_dash_is_no_file_of_that_name(quick_site: Path, tmp_path: Path) -> None:
+def test_a_dash_prints_the_report_and_is_no_file_of_that_name(quick_site: Path, tmp_path: Path) -> None:
+    before = {*tmp_path.rglob("*.json")}
     completed = run_once(quick_site, tmp_path, f"{ONLY} -o -")
-    assert completed.returncode == ConfigError.exit_code
-    assert "use --json to print the report" in completed.stderr
+    assert completed.returncode == 0, completed.stderr
+    assert json.loads(completed.stdout)["verdict"]["exit_code"] == 0
+    for wrong, why in (("--html -", "use --json to print the report"), ("-o - --resume", "exclude each other")):
+        refused = run_once(quick_site, tmp_path, f"{ONLY} {wrong}")
+        assert refused.returncode == ConfigError.exit_code
+        assert why in refused.stderr
     assert not (tmp_path / "-").exists()
+    assert {*tmp_path.rglob("*.json")} == before
 
 
 def test_a_pipe_takes_one_report(quick_site: Path, tmp_path: Path) -> None:

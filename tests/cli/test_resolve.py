@@ -47,8 +47,9 @@ def test_the_answer_comes_first_then_why(run: Run) -> None:
     code, out, _ = run("resolve", "--torch", "2.8.0", "--gpu", "H100", "--driver", "570.124.06", "--python", "3.12")
     assert code == 0
     lines = out.splitlines()
-    assert lines[0] == "torch2.8.0-cu128-py312: ok"
-    assert lines[1] == "  pip install torch==2.8.0 torchvision==0.23.0 torchaudio==2.8.0"
+    assert lines[0] == "runs: torch2.8.0-cu128-py312"
+    assert lines[1] == "why: ok (the driver and the GPU are made for it, or it needs neither)"
+    assert lines[2] == "  pip install torch==2.8.0 torchvision==0.23.0 torchaudio==2.8.0"
     assert out.index("Why") > out.index("pip install")
     assert "driver 570.124.06 >= 570.26" in out
     assert max(map(len, lines)) <= 80
@@ -58,7 +59,7 @@ def test_the_answer_comes_first_then_why(run: Run) -> None:
 def test_the_pip_command_can_be_pasted(run: Run) -> None:
     ask = ("resolve", "--torch", "2.8.0", "--cuda", "cu126", "--no-here", "--mirror", "none")
     _, out, _ = run(*ask)
-    command = shlex.split(out.split("\n\n")[0].replace("\\\n", " ").split("\n", 1)[1])
+    command = shlex.split(out.split("\n\n")[0].replace("\\\n", " ").split("\n", 2)[2])
     assert command == [
         *("pip", "install", "torch==2.8.0+cu126", "torchvision==0.23.0", "torchaudio==2.8.0"),
         *("--index-url", "https://download.pytorch.org/whl/cu126"),
@@ -102,7 +103,7 @@ def test_the_published_cell_is_the_command_that_builds_it(run: Run) -> None:
 def test_nothing_legal_is_exit_1_with_what_could_be_done(run: Run) -> None:
     code, out, _ = run("resolve", "--torch", "2.8.0+cu121", "--no-here")
     assert code == 1
-    assert out.startswith("no combination matches: no-wheel")
+    assert out.startswith("does not run: no combination matches\nwhy: no-wheel (there is no such wheel)")
     assert "keep cu121: torch 2.5.1" in out
 
 
@@ -152,7 +153,7 @@ def test_bad_input_is_one_line_and_exit_2(run: Run, args: list[str], says: str) 
 def test_a_machine_without_a_gpu_gets_the_cpu_variant_and_is_told(run: Run) -> None:
     code, out, _ = run("resolve", "--torch", "2.13.0")
     assert code == 0
-    assert out.startswith("torch2.13.0-cpu-py311: ok")
+    assert out.startswith("runs: torch2.13.0-cpu-py311\nwhy: ok")
     assert "no NVIDIA GPU on this node" in out
     assert "read from this node: python 3.11" in out
 

@@ -291,7 +291,7 @@ def test_require_gpu_without_torch_is_undetermined_and_says_why(run: Envcheck, a
     assert run(*own(tmp_path, "plain", "on-gpu")).returncode == 0
     done = run(*own(tmp_path, "plain", "on-gpu"), "--require-gpu")
     assert done.returncode == 3
-    assert "require-gpu torch cannot be imported" in " ".join(done.stdout.split())
+    assert "require-gpu why torch cannot be imported" in " ".join(done.stdout.split())
 
 
 def test_an_environment_without_torch_is_never_a_pass(run: Envcheck) -> None:
@@ -319,7 +319,7 @@ def test_a_budget_names_what_did_not_fit_and_the_exit_code_is_that_of_what_ran(
     done = run(*own(tmp_path, "good", "dear"), "--budget", "60s")
     text = " ".join(done.stdout.split())
     assert done.returncode == 0
-    assert "skip dear left out: planned for 500 s" in text
+    assert "skip dear: left out: planned for 500 s" in text
     assert "; 1 check left out by the budget" in text
     nothing = run(*own(tmp_path, "dear"), "--budget", "60s")
     assert nothing.returncode == 3
@@ -327,7 +327,7 @@ def test_a_budget_names_what_did_not_fit_and_the_exit_code_is_that_of_what_ran(
 
 def test_a_repeated_run_shows_its_spread_and_what_it_took(run: Envcheck, add: Add, tmp_path: Path) -> None:
     add("mine", "passed('fine', value=2.5, unit='s')")
-    done = run(*own(tmp_path, "mine"), "--repeat", "2")
+    done = run("--verbose", *own(tmp_path, "mine"), "--repeat", "2")
     text = " ".join(done.stdout.split())
     assert "2 times, under a second" in text
     assert "mine 2 pass 2.5 / 2.5 / 2.5 s" in text
@@ -342,6 +342,8 @@ def test_a_repeated_run_shows_its_spread_and_what_it_took(run: Envcheck, add: Ad
     ("argv", "line"),
     [
         (["--shm-size", "1g"], "envcheck: --shm-size needs --image: it is the size of /dev/shm in a container; give"),
+        (["--only", "nccl"], "or peer-to-peer or all-reduce or all-reduce-bandwidth or collectives"),
+        (["--only", "dpp", "--only", "a0b"], "no check is named a0b or dpp; a0b: see `envcheck checks`; dpp: did you"),
         (["--only", "dpp"], "envcheck: no check is named dpp; did you mean ddp"),
         (["--python", "/none"], "envcheck: no Python at /none; give --python the path"),
         (["--python", "/bin/ls"], "envcheck: /bin/ls is not a Python: it said "),

@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 
+from msgspec import structs
+
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.formats.html import page
 from envcheck.reports.model import RunReport
@@ -68,10 +70,27 @@ SLOW = row(
 def test_the_verdict_comes_first_then_what_is_wrong(report: MakeReport) -> None:
     read = Page(page(report(row("good", "pass"), SLOW, row("lost", "error", remedy="look", log="died"))))
     assert read.all("h1") == ["FAIL: nccl"]
-    assert read.all("h2")[:2] == ["What is wrong, and what to do", "GPUs"]
+    assert read.all("h2")[:2] == ["What is wrong, and what to do", "Checks"]
     shown = read.all("dd")
     for text in ("312.5 GB/s", "≥ 380 GB/s", "a data sheet", "restart the fabric manager", "died"):
         assert text in shown
+
+
+def test_what_was_only_reported_and_long_logs_are_folded_and_digests_are_short(report: MakeReport) -> None:
+    digest = f"sha256:{'ab' * 32}"
+    only = structs.replace(SLOW, id="seen", status="pass", limit=None, summary=f"of {digest}")
+    lost = row("lost", "error", remedy="look", log="\n".join(f"line {n}" for n in range(9)))
+    read = page(report(SLOW, only, lost))
+    measured = read[read.index("<h2>Measured") :]
+    fold = measured.index("measured, and not judged")
+    assert measured.index("nccl: bus bandwidth") < fold < measured.index("seen: bus bandwidth")
+    assert f'of <span class="digest" title="{digest}">{digest}</span>' in read
+    assert "<dd>line 8<details><summary>9 lines</summary><pre>line 0\n" in read
+    many = [{"rank": rank, "values": {"copy": 35184.4 - rank}} for rank in range(16)]
+    table = page(report(structs.replace(SLOW, ranks=many), host=structs.replace(report().host, load=1.25)))
+    assert ">35184</td>" in table
+    assert not re.search(r"\d\.\d+e\+", table[: table.index("<h2>Evidence")])
+    assert "8 cores, load 1.2 at the start" in table
 
 
 @each("mode", ["gpu", "cpu", "unknown"])
@@ -109,8 +128,8 @@ def test_a_gpu_that_a_finding_names_is_marked_in_its_row(report: MakeReport) -> 
     rows = re.findall(r"<tr><td>(\d)</td>.*?</tr>", page(report(bad, snapshot=Snapshot("", {}, gpus))))
     assert rows == ["0", "1"]
     text = page(report(bad, snapshot=Snapshot("", {}, gpus)))
-    assert re.search(r'GPU-1</td><td class="status fail">ecc</td>', text)
-    assert re.search(r"GPU-0</td><td>none</td>", text)
+    assert re.search(r'GPU-1</span></td><td class="status fail">ecc</td>', text)
+    assert re.search(r"GPU-0</span></td><td>none</td>", text)
 
 
 def test_what_could_not_be_read_off_a_gpu_says_why(report: MakeReport) -> None:

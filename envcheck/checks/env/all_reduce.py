@@ -1,4 +1,4 @@
-"""An all-reduce that returns is not an all-reduce that is right.
+"""An all-reduce that NCCL or gloo returns is not an all-reduce that is right.
 
 A sum of ones would hide swapped chunks and dropped writes. Rank r fills x[i] = (h(i) + 3r + seed) mod 8, where h(i) is
 the top three bits of i * 2654435761 mod 2^32: lower bits of that product repeat every 65536 elements. Sums up to 7n are

@@ -24,7 +24,7 @@ NAME = "ENVCHECK_DCGM_DIAG"
 SECONDS = {"1": 120.0, "2": 900.0, "3": 2400.0}
 LIMIT = checks.Limit(0, "failed tests", "NVIDIA DCGM diagnostics (dcgmi diag)", "equal")
 _DOWN = ("unable to establish a connection", "Unable to connect to host engine", "Host engine is not running")
-_START = "start its host engine: systemctl start nvidia-dcgm"
+_START = "start its host engine: `systemctl start nvidia-dcgm`"
 _KEPT = 2000
 # dcgmErrorSeverity_t, worst first, and what it asks for; MONITOR and CONFIG leave the GPU fit for work.
 _ASKED = {

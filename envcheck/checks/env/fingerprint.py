@@ -29,7 +29,7 @@ SIZE = {"cuda": 4096, "cpu": 384}
 # The same in every round and on every rank, so that their bits can be compared.
 SEED = 12
 LIMIT = Limit(0, "digests that differ", "deterministic algorithms on the same bits give the same bits", "at most")
-_FIX = "take this GPU out and test it alone (dcgmi diag -r 4); the same rank again after a reset means replace it"
+_FIX = "take this GPU out and test it alone (`dcgmi diag -r 4`); the same rank again after a reset means replace it"
 
 
 def measure(rank: Rank) -> Measured:

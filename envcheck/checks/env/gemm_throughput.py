@@ -39,7 +39,7 @@ DTYPES = {
     "float8": "gemm-float8",
 }
 LIMIT = Limit(0, "products with wrong elements", "the same product of the same bits has the same bits", "at most")
-_FIX = "look at clocks, power limit and temperature under load (nvidia-smi -q -d PERFORMANCE,POWER); compare slots"
+_FIX = "look at clocks, power limit and temperature under load (`nvidia-smi -q -d PERFORMANCE,POWER`); compare slots"
 
 
 def tflops(seconds: float) -> float:

@@ -34,7 +34,7 @@ TURNS = (3, 20)
 _INTERVAL = 0.05
 PATHS = {"HBM copy": "hbm-copy", "host to GPU": "host-to-gpu", "GPU to host": "gpu-to-host"}
 _FIX = (
-    "look at PCIe generation and width under load, remapped rows and ECC (nvidia-smi -q); bind the rank to its GPU's "
+    "look at PCIe generation and width under load, remapped rows and ECC (`nvidia-smi -q`); bind the rank to its GPU's "
     "NUMA node"
 )
 

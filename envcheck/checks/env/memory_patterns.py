@@ -31,7 +31,7 @@ CPU_BYTES = 8 * MIB
 WORD = 8
 LIMIT = Limit(0, "words", "what is read back is what was written", "at most")
 TESTED = Limit(0.75, "of the GPU's memory", "NVIDIA/DCGM nvvs: its memory test has to get 75 % of a GPU's memory")
-_FIX = "take this GPU out and test it alone (dcgmi diag -r 4); rows that stay wrong after a reset mean replace it"
+_FIX = "take this GPU out and test it alone (`dcgmi diag -r 4`); rows that stay wrong after a reset mean replace it"
 LITERAL = {"zeros": 0, "ones": -1, "0x55": 0x5555555555555555, "0xaa": ~0x5555555555555555}
 Fill = Callable[[Any, int], None]
 

@@ -119,7 +119,7 @@ def _wrong(entry: Measured) -> list[Outcome]:
     summary = f"{counted(point.get('wrong') or 0, 'word')} of products had other bits after {at} under load"
     limit = checks.Limit(0, "words", "deterministic products of the same bits have the same bits", "at most")
     judged: dict[str, Any] = {"value": point.get("wrong"), "limit": limit, **gpu_speed.about(entry)}
-    fix = "take this GPU out: it computes wrongly when it works hard; dcgmi diag -r 4 tests it alone"
+    fix = "take this GPU out: it computes wrongly when it works hard; `dcgmi diag -r 4` tests it alone"
     where = f"{process_group.name(entry)}: {summary}{gpu_speed.text(entry.get('load') or {})}"
     return [failed(where, fix=fix, code="data.wrong", **judged)]
 

@@ -14,7 +14,7 @@ CHECK = Check("no GPU is held below the clocks it was made for", "quick", 0.01, 
 _DEFAULT = "NVML: the GPU's own default application clock"
 _MOST = "NVML: the highest clock of this GPU"
 _HELD = 0.9
-_RESET = "if it is not on purpose: nvidia-smi --reset-applications-clocks --reset-gpu-clocks, as root"
+_RESET = "if it is not on purpose: `nvidia-smi --reset-applications-clocks --reset-gpu-clocks`, as root"
 
 
 def judge(view: View) -> Outcome:

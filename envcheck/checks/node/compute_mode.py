@@ -7,7 +7,7 @@ from envcheck.counting import counted
 CHECK = Check("every GPU takes processes", "quick", 0.01, gpus=1)
 
 _LIMIT = Limit("default", "", "NVML compute mode; CUDA C++ Programming Guide, compute modes", "equal")
-_FIX = "nvidia-smi --compute-mode=0, as root"
+_FIX = "`nvidia-smi --compute-mode=0`, as root"
 
 
 def judge(view: View) -> Outcome:

@@ -12,7 +12,7 @@ CHECK = Check("no GPU memory has errors that could not be corrected", "quick", 0
 _RESET = "drain the node and reset these GPUs; replace one that does it again"
 _REPLACE = "have these GPUs replaced: NVML says that their SRAM is past its threshold"
 _WATCH = "watch it; run the full level on these GPUs"
-_ON = "nvidia-smi --ecc-config=1, then reset; or say with --skip ecc that you want it so"
+_ON = "`nvidia-smi --ecc-config=1`, then reset; or say with `--skip ecc` that you want it so"
 _UNIT = "uncorrected errors"
 _LIMIT = Limit(0, _UNIT, "NVIDIA GPU memory error management: a reset clears volatile ones", "at most")
 _SRAM = Limit(4, _UNIT, "stas00/ml-engineering: more than 4 in SRAM over its life, replace it", "at most")

@@ -11,7 +11,7 @@ CHECK = Check("the InfoROM of every GPU is intact", "quick", 0.01, gpus=1)
 
 _SOURCE = "NVML: nvmlDeviceValidateInforom; NVIDIA GPU Operator, troubleshooting: a faulty GPU"
 _LIMIT = Limit("intact", "", _SOURCE, "equal")
-_FIX = "reset the GPU (nvidia-smi --gpu-reset) or reboot; if it stays so, have the board's maker repair or replace it"
+_FIX = "reset the GPU (`nvidia-smi --gpu-reset`) or reboot; if it stays so, have the board's maker repair or replace it"
 
 
 def judge(view: View) -> Outcome:

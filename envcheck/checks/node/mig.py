@@ -16,7 +16,7 @@ def judge(view: View) -> Outcome:
     mode = read(view, "mig_mode")
     on = mode.where(lambda word: word == "on")
     odd = on if len(on) < len(view.snapshot.gpus) else {}
-    fix = "nvidia-smi --id=GPU --multi-instance-gpu=0 (and a reset), or give these GPUs to other jobs"
+    fix = "`nvidia-smi --id=GPU --multi-instance-gpu=0` (and a reset), or give these GPUs to other jobs"
     rule = Rule(warned, "mig.some", "MIG is on for {gpu}, not for all", fix, _LIMIT)
     state = "on: each job sees slices, and no NVLink" if on else "off"
     sound = passed(f"MIG is {state}", value="on" if on else "off", limit=_LIMIT)

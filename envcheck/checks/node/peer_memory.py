@@ -15,7 +15,7 @@ _MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
 _DMA_BUF = (5, 12)
 _SOURCE = "NVIDIA GPUDirect RDMA documentation: nvidia-peermem, or the open kernel module with Linux 5.12 or newer"
 _LIMIT = Limit("nvidia_peermem, or DMA-BUF", "", _SOURCE, "equal")
-_FIX = "modprobe nvidia-peermem (after MLNX_OFED or DOCA), or the open kernel module on Linux >= 5.12"
+_FIX = "`modprobe nvidia-peermem` (after MLNX_OFED or DOCA), or the open kernel module on Linux >= 5.12"
 
 
 def judge(view: View) -> Outcome:

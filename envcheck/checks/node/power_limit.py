@@ -31,6 +31,6 @@ def judge(view: View) -> Outcome:
 
 
 def _rule(usual: float) -> Rule:
-    fix = f"if it is not on purpose: nvidia-smi --power-limit={usual:g}; benchmarks will fall short with the cap"
+    fix = f"if it is not on purpose: `nvidia-smi --power-limit={usual:g}`; benchmarks will fall short with the cap"
     text, limit = f"capped: {{gpu}} {{value:g}} of {usual:g} W", Limit(usual, "W", _SOURCE)
     return Rule(warned, "power-limit.capped", text, fix, limit)

@@ -26,7 +26,7 @@ STRAGGLER = Limit(
     "(stas00/ml-engineering, compute/accelerator)",
 )
 WRONG_FIX = "run the kernels check on this GPU; wrong there too, take the GPU out"
-COOLING = "look at fans, inlet air, power cables and supplies, and at this slot against the others (nvidia-smi -q)"
+COOLING = "look at fans, inlet air, power cables and supplies, and at this slot against the others (`nvidia-smi -q`)"
 _HALF = 0.5
 # Superchips, whose GPU hangs on the CPU by NVLink-C2C: the PCIe link that NVML shows carries nothing.
 _COHERENT = re.compile(r"\bG[BH]\d+")

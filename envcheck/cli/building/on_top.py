@@ -7,9 +7,12 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
+import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 import msgspec
@@ -21,13 +24,14 @@ from envcheck.cli import Settings
 from envcheck.cli.building.cell_to_build import kept_locks, shared_locks, spec_to_build
 from envcheck.cli.building.request import BuildRequest
 from envcheck.cli.options import architecture
+from envcheck.cli.shared.process import last_line
 from envcheck.cli.sources import disk_errors, open_store, transfer_options
 from envcheck.counting import counted
 from envcheck.data import state_path
 from envcheck.errors import ConfigError
 from envcheck.images import lock_on_top, lock_with_uv
 from envcheck.images import source_recipe as recipe
-from envcheck.images.build_log import FailedError, step_of
+from envcheck.images.build_log import FailedError, said_of, step_of
 from envcheck.images.dockerfile import write_locks
 from envcheck.images.lock_on_top import contradiction, excluded, lock_user_packages
 from envcheck.images.lockfile import MADE_ANEW, Lock, format_lock, read_kept, read_locks
@@ -48,8 +52,11 @@ from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.index import parse_file_name
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile
 from envcheck.mirrors.store.objects import Store
+from envcheck.reports import phrases
 
 _Listener = Callable[[str], None]
+# Seconds without a new line after which a build's last one is told again: in a log, and on a terminal.
+_SILENT: Final = {False: 60.0, True: 5.0}
 
 
 @contextlib.contextmanager
@@ -63,23 +70,49 @@ def details() -> Iterator[None]:
         raise
 
 
-def listeners(settings: Settings) -> tuple[_Listener, _Listener]:
-    """Return what prints messages, and of the build's lines: each step once, --verbose all, --quiet nothing of both."""
+@contextlib.contextmanager
+def listeners(settings: Settings) -> Iterator[tuple[_Listener, _Listener]]:
+    """Yield what prints messages, and of the build's lines: each step once, --verbose all, --quiet nothing of both.
+
+    Each has the time since the start. While nothing new is printed, the last line of the build is, every few seconds.
+    """
+    began, ended = time.monotonic(), threading.Event()
     shown: set[str] = set()
+    last, heard = "", began
+
+    def tell(line: str) -> None:
+        nonlocal heard
+        heard = time.monotonic()
+        if not settings.quiet:
+            click.echo(f"  {phrases.duration(heard - began):>5}  {line}", err=True)
 
     def say(line: str) -> None:
-        if not settings.quiet:
-            click.echo(f"  {line}"[:80], err=True)
+        nonlocal last
+        last = line
+        tell(line)
 
     def on_line(line: str) -> None:
-        title = step_of(line)
+        nonlocal last
+        title, last = step_of(line), said_of(line).strip() or last
         if settings.verbose and not settings.quiet:
             click.echo(line, err=True)
         elif title and title not in shown:
             shown.add(title)
             say(title)
 
-    return say, on_line
+    def beat() -> None:
+        silent = _SILENT[sys.stderr.isatty()]
+        while not ended.wait(silent / 5):
+            if last and not settings.verbose and time.monotonic() - heard >= silent:
+                tell(f"... {last_line(last)}")
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield say, on_line
+    finally:
+        ended.set()
+        thread.join()
 
 
 def specs_to_build(matrix: Matrix, request: BuildRequest, selector: str) -> list[ImageSpec]:
@@ -439,8 +472,7 @@ class _Wheels:
             return
         request, limit = self._request, most_jobs()
         devel = lock_first(self._matrix, self._devel(), profile)
-        say, on_line = listeners(request.settings)
-        with details():
+        with details(), listeners(request.settings) as (say, on_line):
             compiler = Compiler(request.engine, profile, request.base, request.options.timeout, limit, on_line, say)
             for (name, version), gpus in zip(self._pinned.sources, self._gpus, strict=True):
                 source = recipe.bring(self._store, devel, name, version, profile, means)

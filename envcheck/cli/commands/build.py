@@ -149,8 +149,8 @@ def _images(
     ]
     if dry_run:
         return [build.dry_run(engine, target) for target in targets]
-    say, on_line = listeners(request.settings)
-    made = build.build(engine, targets, say=say, on_line=on_line)
+    with listeners(request.settings) as (say, on_line):
+        made = build.build(engine, targets, say=say, on_line=on_line)
     repository, timeout = request.options.push, request.options.timeout
     return [build.push(engine, each, repository, timeout) for each in made] if repository else made
 
@@ -162,8 +162,8 @@ def _venv(
     dest = _destination(spec, options.output)
     if options.dry_run:
         return [venv.plan(spec, dest)]
-    say, on_line = listeners(request.settings)
-    return [venv.build(spec, profile, dest, timeout=options.timeout, on_line=on_line, say=say, wheels=wheels)]
+    with listeners(request.settings) as (say, on_line):
+        return [venv.build(spec, profile, dest, timeout=options.timeout, on_line=on_line, say=say, wheels=wheels)]
 
 
 def _print_without_key(specs: Sequence[ImageSpec], request: BuildRequest, plan: dict[str, Any]) -> None:

@@ -166,7 +166,8 @@ def group(options: FleetGroupOptions, settings: Settings) -> int:
         click.echo(report.verdict.sentence)
     else:
         console = new_console(width=terminal.width(), highlight=False)
-        terminal.show(report, console, [f"report: {path}" for path in paths if path is not None])
+        lines = [f"report: {path}" for path in paths if path is not None]
+        terminal.show(report, console, lines, verbose=settings.verbose)
     sys.stdout.flush()
     code = report.verdict.exit_code
     return status_of(interrupted) if interrupted is not None else code or 3 if unwritten else code

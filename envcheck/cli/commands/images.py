@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from envcheck.cli import Settings
+from envcheck.cli.commands.resolve import fill
 from envcheck.cli.options import (
     EXISTING_DIRECTORY,
     Argument,
@@ -23,7 +24,7 @@ from envcheck.cli.options import (
 from envcheck.cli.shared.process import note, print_table, say
 from envcheck.counting import counted
 from envcheck.data import data_path, rendered
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import ConfigError, NothingLegalError, UnavailableError
 from envcheck.images import engines, formats
 from envcheck.images.build_context import tool_lock
 from envcheck.images.lockfile import missing
@@ -32,8 +33,11 @@ from envcheck.images.sbom import NOT_STATED, SEVERITIES, components, cyclonedx, 
 from envcheck.images.size import measure
 from envcheck.images.spec import ImageSpec, load_spec, load_specs, make_spec, no_lock, select, select_one
 from envcheck.images.tags import REPOSITORY, parse
+from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
 from envcheck.matrix.file.load import load
+from envcheck.matrix.resolver.query import normalized, with_whole_driver
+from envcheck.matrix.resolver.resolve import Query, resolve
 
 CellTargets = tuple[Cell, list[Target]]
 
@@ -45,6 +49,10 @@ class ImagesListOptions:
         str | None, Option("Print the file that this program reads, not the list.", type=click.Choice(formats.FORMATS))
     ] = None
     target: Annotated[str | None, Option("Only this target of each cell.", type=click.Choice(get_args(Target)))] = None
+    gpus: Annotated[tuple[str, ...], Option("--gpu", "Only what runs on this GPU. Repeatable.", metavar="NAME")] = ()
+    driver: Annotated[str | None, Option("Only what this NVIDIA driver runs.", metavar="VERSION")] = None
+    python: Annotated[str | None, Option("Only this Python version, e.g. 3.12.", metavar="X.Y")] = None
+    cuda: Annotated[str | None, Option("Only wheels of this CUDA.", metavar="X.Y|cuNNN|cpu")] = None
     platform: Annotated[
         Literal["linux/amd64", "linux/arm64"] | None,
         Option("With --format: only this platform. [all; linux/amd64 where the format takes one]"),
@@ -56,12 +64,12 @@ class ImagesListOptions:
 
 @command_with(ImagesListOptions, epilog="Example: envcheck images 'torch2.8*' --json")
 def list_(options: ImagesListOptions, settings: Settings) -> int:
-    """List the published cells: driver floor, targets, and which still lack a lock.
+    """List the published cells (torch, CUDA variant, Python): the first driver, targets, and what runs here.
 
     With --json also their bases, tags and all that they promise. A lock that cannot be used is named in its row and on
     standard error; the other cells are listed.
 
-    Exit 0: listed, even if a cell lacks a lock; 2: a lock cannot be used, or wrong usage.
+    Exit 0: listed, even if a cell lacks a lock; 1: none runs there; 2: a lock cannot be used, or wrong usage.
     """
     if options.format and options.as_json:
         message = "--format and --json exclude each other"
@@ -78,7 +86,7 @@ def list_(options: ImagesListOptions, settings: Settings) -> int:
     if options.as_json:
         click.echo(json.dumps({"schema": "envcheck/images/1", "cells": rows}, indent=1))
     else:
-        _show_list(rows)
+        _show_list(rows, _running_here(matrix))
     errors = [row["error"] for row in rows if row["error"]]
     for error in errors:
         say(error)
@@ -89,10 +97,32 @@ def _selected(matrix: Matrix, options: ImagesListOptions) -> list[CellTargets]:
     cells = select(matrix, options.selectors)
     named = [(cell, [one for one in matrix.targets(cell) if options.target in (None, one)]) for cell in cells]
     chosen = [(cell, targets) for cell, targets in named if targets]
+    query = Query(gpus=[*options.gpus], driver=options.driver, python=options.python, cuda=options.cuda)
+    if chosen and query != Query():
+        chosen = [(cell, targets) for cell, targets in chosen if str(cell) in _running(matrix, query)]
+        if not chosen:
+            message = "no selected cell runs there"
+            raise NothingLegalError(message, fix="`envcheck resolve` with the same options says why")
     if not chosen:
         message = f"no selected cell is published as {options.target}"
         raise ConfigError(message, fix="choose a target that `envcheck images` lists for the cell")
     return chosen
+
+
+def _running(matrix: Matrix, query: Query) -> set[str]:
+    query, _ = with_whole_driver(Facts(matrix), normalized(query))
+    # Without the package cuda-compat, which no image of ours has.
+    return {row.cell for row in resolve(matrix, query).ranked if row.verdict != "forward-compat-required"}
+
+
+def _running_here(matrix: Matrix) -> set[str]:
+    """Return the cells that this node's driver and GPUs run; none where they cannot be read."""
+    from envcheck.node import collect  # most uses of these commands read no node
+
+    try:
+        return _running(matrix, fill(matrix, Query(), collect.identify(), "").query.replace(python=None))
+    except UnavailableError:
+        return set()
 
 
 def _specs_of(
@@ -146,11 +176,13 @@ def _row(matrix: Matrix, cell: Cell, targets: list[Target], directory: Path) -> 
     }
 
 
-def _show_list(rows: list[dict[str, Any]]) -> None:
+def _show_list(rows: list[dict[str, Any]], here: set[str]) -> None:
     states = ["yes" if row["locked"] else "BAD" if row["missing"] or row["error"] else "NO" for row in rows]
     cells = [(row["cell"], row["promises"]["driver-floor"], " ".join(row["targets"])) for row in rows]
-    lines = [(cell, state, *more) for (cell, *more), state in zip(cells, states, strict=True)]
-    print_table(("CELL", "LOCK", "DRIVER FLOOR", "TARGETS"), lines)
+    lines = [
+        (cell, state, "runs" if cell in here else "", *more) for (cell, *more), state in zip(cells, states, strict=True)
+    ]
+    print_table(("CELL", "LOCK", "HERE", "DRIVER FROM", "TARGETS"), lines)
     click.echo(f"\n{counted(len(rows), 'cell')}, {states.count('yes')} locked; tagged like {rows[0]['tags'][0]}")
     for row, state in zip(rows, states, strict=True):
         lacks = f"lacks {' and '.join(row['missing'])}: restore it, or " if row["missing"] else ""

@@ -34,21 +34,27 @@ def list_(options: JsonOption, _settings: Settings) -> None:
     """List the mirrors that `--mirror` takes by name.
 
     No mirror is trusted: envcheck compares every file with its hash. The column "seen" has the day on which all
-    addresses of the mirror were last seen to work, or "never".
+    addresses of the mirror were last seen to work, or "never"; it is left out while no mirror was seen.
     """
     chosen = model.read_choice()
     if options.as_json:
         rows = [{"name": name, **msgspec.to_builtins(preset)} for name, preset in presets().items()]
         print_json({"schema": "envcheck/mirrors/1", "chosen": chosen, "mirrors": rows})
         return
-    built_in = [f"{name:<11} {text}" for name, text in _BUILT_IN.items()]
-    click.echo("\n".join([*built_in, "", f"{'name':<11} {'seen':<11} {'for':<46} region"]))
+    click.echo(_chosen(chosen))
+    click.echo("\n".join([f"{name:<11} {text}" for name, text in _BUILT_IN.items()]))
+    table = [("name", "seen", "for", "region")]
     for name, preset in presets().items():
         kinds = ", ".join(dict.fromkeys(entry.kind for entry in preset.entries))
-        click.echo(f"{name:<11} {_first_seen(preset):<11} {kinds:<46} {preset.region}")
+        table.append((name, _first_seen(preset), kinds, preset.region))
+    unseen = {row[1] for row in table[1:]} == {"never"}
+    for name, seen, kinds, region in [("", "", "", ""), *table]:
+        click.echo(f"{name:<11} {'' if unseen else f'{seen:<11} '}{kinds:<46} {region}".rstrip())
     click.echo("\n`envcheck mirror show NAME` shows what a mirror sets, lacks and cannot do.")
-    if chosen:
-        click.echo(f"Chosen with `envcheck mirror use`: {chosen}")
+
+
+def _chosen(choice: str | None) -> str:
+    return f"chosen with `envcheck mirror use`: {choice or 'none'}"
 
 
 _BUILT_IN = {
@@ -152,15 +158,16 @@ def _print_profile(name: str, profile: Profile, options: RenderOptions) -> None:
     # PyTorch's index alone sets nothing without a variant, but that has to be said.
     texts = [text for s in rendered.values() if s.files for text in s.notes]
     formats = [format_name for format_name, s in rendered.items() if s.files]
+    click.echo(_chosen(model.read_choice()))
     click.echo(f"{profile.name}{f': {preset.title}' if preset else ''}")
     for key, value in _changed(profile).items():
         for number, row in enumerate(_rows(value)):
             click.echo(f"  {key if number == 0 else '':<11} {row}")
+    click.echo(f"  --format sets it for {', '.join(formats)}" if formats else "  it sets nothing")
     if preset is not None:
         _section("Lacks", [*preset.lacks, *(f"{e.kind}: {text}" for e in preset.entries for text in e.lacks)])
         _section("Sources", [f"{e.kind}, {_last_seen(e)}: {e.source}" for e in preset.entries])
     _section("Cannot", [*texts, *notes(profile, "torch", options, sets=True)])
-    click.echo(f"\nsettings for {', '.join(formats)}: --format" if formats else "\nthe profile sets nothing")
 
 
 def _last_seen(entry: PresetEntry) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, Size, command_with
+from envcheck.cli.shared.process import note
 from envcheck.counting import counted
 from envcheck.data import data_path
 from envcheck.errors import refuse
@@ -106,6 +107,10 @@ def site_from_options(settings: Settings, root: Path, profile: Profile, options:
     else:
         cells = [data_path("images") / str(cell) for cell in select(load_matrix(settings.matrix), ())]
         pages = sorted({f"{lock.index}/{pin.name}" for cell in cells for lock in read_locks(cell) for pin in lock.pins})
+        if not settings.quiet:
+            note(
+                f"reading what {counted(len(site.indexes), 'index', 'indexes')} link to: {counted(len(pages), 'page')}"
+            )
         indexes = [site_sources.with_links(index, pages, hub_client(profile), links) for index in site.indexes]
     return msgspec.structs.replace(site, indexes=indexes)
 

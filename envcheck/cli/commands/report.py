@@ -60,9 +60,9 @@ class ReportJudgeOptions:
 
 
 @command_with(ReportShowOptions)
-def show(options: ReportShowOptions, _settings: Settings) -> None:
+def show(options: ReportShowOptions, settings: Settings) -> None:
     """Print a report as `envcheck run` printed it."""
-    terminal.show(load(options.file), console(width=terminal.width(), highlight=False))
+    terminal.show(load(options.file), console(width=terminal.width(), highlight=False), verbose=settings.verbose)
 
 
 @command_with(ReportConvertOptions)
@@ -145,7 +145,8 @@ def judge(options: ReportJudgeOptions, settings: Settings) -> int:
             click.echo(printable(f"{identity}: {before} then, {after} now"))
         if rejudged.unknown:
             click.echo(printable(f"unchanged, because no check has this name today: {', '.join(rejudged.unknown)}"))
-        terminal.show(rejudged.report, console(width=terminal.width(), highlight=False))
+        out = console(width=terminal.width(), highlight=False)
+        terminal.show(rejudged.report, out, verbose=settings.verbose)
     return rejudged.report.verdict.exit_code
 
 

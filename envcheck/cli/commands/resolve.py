@@ -33,6 +33,17 @@ _VERSION: Final = re.compile(r"^version(?:_info)?\s*=\s*(3\.\d+)", re.MULTILINE)
 _NAME: Final = re.compile(r"python(3\.\d+t?)")
 _WIDTH: Final = 80
 _COLOURS: Final = {"ok": "green", "driver-ok-via-minor-compat": "green", "forward-compat-required": "yellow"}
+_PLAIN: Final = {
+    "ok": "the driver and the GPU are made for it, or it needs neither",
+    "driver-ok-via-minor-compat": "an older driver of the same CUDA major runs it",
+    "forward-compat-required": "it needs NVIDIA's package cuda-compat beside this driver",
+    "driver-too-old": "it needs a newer driver",
+    "gpu-dropped-by-driver": "this driver no longer drives the GPU; an older one does",
+    "gpu-too-new-for-cuda": "the GPU is newer than this CUDA",
+    "arch-not-in-wheel": "the wheel has no code for this GPU",
+    "python-unsupported": "there is no wheel for this Python",
+    "no-wheel": "there is no such wheel",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,11 +305,11 @@ def show(
 
     `extended` is the answer again where it has extensions.
     """
-    cell, *pip = _head(answer)
+    cell, why, *pip = _head(answer)
     steps = extended.commands[1:] if extended is not None else []
     # A comment of the shell, so that the lines can be pasted as they are.
     order = ["  # run these in this order:"] if steps else []
-    for line in [cell, *order, *pip, *(f"  {command}" for command in steps)]:
+    for line in [cell, why, *order, *pip, *(f"  {command}" for command in steps)]:
         click.echo(line)
     if quiet:
         return
@@ -318,9 +329,10 @@ def show(
 
 def _head(answer: Resolution) -> list[str]:
     verdict = _style(answer.verdict, _COLOURS.get(answer.verdict, "red"))
+    why = f"why: {verdict}" + (f" ({plain})" if (plain := _PLAIN.get(answer.verdict)) else "")
     if answer.cell is None:
-        return [f"no combination matches: {verdict}"]
-    return [f"{_style(answer.cell)}: {verdict}", *(f"  {line}" for line in _pip(answer))]
+        return ["does not run: no combination matches", why]
+    return [f"runs: {_style(answer.cell)}", why, *(f"  {line}" for line in _pip(answer))]
 
 
 def _pip(answer: Resolution) -> list[str]:

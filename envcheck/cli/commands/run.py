@@ -3,7 +3,7 @@
 import functools
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -14,7 +14,7 @@ from envcheck import __version__
 from envcheck.checks import LEVELS
 from envcheck.cli import Settings, report_output
 from envcheck.cli.options import FILE, ChecksDirectory, Duration, FiniteRange, Option, command_with, complete_checks
-from envcheck.cli.report_output import Destinations, Output, OutputType, ReportOutput
+from envcheck.cli.report_output import DEFAULT, Destinations, Output, OutputType
 from envcheck.cli.shared import process
 from envcheck.cli.shared.process import last_line, say
 from envcheck.counting import counted
@@ -47,7 +47,12 @@ class RunOptions:
     only: Annotated[tuple[str, ...], Option("Run this check alone. Repeatable.", **_CHECK)] = ()
     require_gpu: Annotated[bool, Option("Fail if there is no GPU, instead of skipping.")] = False
     budget: Annotated[float | None, Option("Time, e.g. 60s; what does not fit is skipped.", type=Duration())] = None
-    output: ReportOutput = None
+    output: Annotated[
+        Output | None,
+        Option(
+            "-o", "--output", f"The report; in DIR/ one a node; - prints it. [{DEFAULT}]", type=OutputType(printed=True)
+        ),
+    ] = None
     html: Annotated[Output | None, Option("Write the report as one page, too.", type=OutputType())] = None
     junit: Annotated[Output | None, Option("Write the report as JUnit XML, too.", type=OutputType())] = None
     summary: Annotated[Output | None, Option("Append Markdown: $GITHUB_STEP_SUMMARY.", type=OutputType())] = None
@@ -66,6 +71,11 @@ class RunOptions:
     redact: Annotated[bool, Option("Write pseudonyms for hosts, users, UUIDs, serials and paths.", **_HIDING)] = False
     redact_key: Annotated[str, Option("Key of the pseudonyms; keep it secret.", **_HIDING, metavar="TEXT")] = ""
     dry_run: Annotated[bool, Option("Print what would be run, and for how long.")] = False
+
+    @property
+    def printed(self) -> bool:
+        """Return whether the report goes to standard output and into no file."""
+        return self.output is not None and self.output.path == report_output.PRINTED
 
     @property
     def nameless(self) -> bool:
@@ -95,6 +105,8 @@ def command(options: RunOptions, settings: Settings) -> int:
     check fits, the exit code is 3.
     """
     launched = leave_to_the_first(quiet=settings.quiet)
+    if options.printed:
+        options = replace(options, as_json=True)
     run = Run(_planned(options, settings.matrix))
     places = _destinations(options, launched)
     # Read before anything is measured, or this report is written over it.
@@ -118,7 +130,7 @@ def command(options: RunOptions, settings: Settings) -> int:
         click.echo(going_on, err=to_stderr)
     if options.dry_run:
         return 0
-    code = _run_and_report(run, places, earlier, options, quiet=quiet)
+    code = _run_and_report(run, places, earlier, options, replace(settings, quiet=quiet))
     # The verdict is kept for `envcheck fleet gate`, unless checks were left out or names are not to be written.
     partly = options.only or options.skip or options.budget is not None or options.timeout is not None
     if not (partly or options.nameless):
@@ -141,7 +153,9 @@ def leave_to_the_first(*, quiet: bool) -> Place:
 
 def _destinations(options: RunOptions, launched: Place) -> Destinations:
     node = report_output.node_of(launched, nameless=options.nameless)
-    report = report_output.destination(options.output, report_output.DEFAULT, node, dry=options.dry_run)
+    report = None
+    if not options.printed:
+        report = report_output.destination(options.output, report_output.DEFAULT, node, dry=options.dry_run)
     asked = {"html": options.html, "junit": options.junit, "markdown": options.summary}
     formats: dict[str, Path] = {}
     for name, output in asked.items():
@@ -163,6 +177,7 @@ def _destinations(options: RunOptions, launched: Place) -> Destinations:
 
 def _planned(options: RunOptions, matrix: Path | None) -> RunPlan:
     _exclusive(redact=options.nameless, resume=options.resume)
+    _exclusive(resume=options.resume, **{"output -": options.printed})
     _exclusive(budget=options.budget, repeat=options.repeat > 1, duration=options.duration)
     if options.image is None and options.shm_size is not None:
         refuse("--shm-size needs --image: it is the size of /dev/shm in a container", "give --image, or leave it out")
@@ -220,9 +235,9 @@ def _target(options: RunOptions) -> Target:
 
 
 def _run_and_report(
-    run: Run, files: Destinations, before: RunReport | None, options: RunOptions, *, quiet: bool
+    run: Run, files: Destinations, before: RunReport | None, options: RunOptions, settings: Settings
 ) -> int:
-    interrupted = None
+    quiet, interrupted = settings.quiet, None
     with terminal.Progress(run.asked.plan) as progress:
         keeper = terminal.LiveReport(run, files.report, progress, files.redacted)
         try:
@@ -243,7 +258,8 @@ def _run_and_report(
         click.echo(_one_line(kept, files.report))
     else:
         lines = report_output.written(files) if failed is None else []
-        terminal.show(kept, process.console(width=terminal.width(), highlight=False), [*map(last_line, lines)])
+        console = process.console(width=terminal.width(), highlight=False)
+        terminal.show(kept, console, [*map(last_line, lines)], verbose=settings.verbose)
     if interrupted is not None:
         if files.report is not None and not quiet:
             say("interrupted; run the same command with --resume to continue")

@@ -296,7 +296,7 @@ def _result(engine: Engine, target: _Target, began: float) -> BuildResult:
         promises=request.spec.promises,
         sources=used(ended.output if ended else ""),
         log=str(log) if log else None,
-        seconds=round(time.monotonic() - began, 1),
+        seconds=0.0 if existing else round(time.monotonic() - began, 1),  # of the targets that were built
     )
 
 

@@ -1,6 +1,7 @@
 """A report as one HTML page that needs nothing else: no network, no script, no font. The parts of all our pages."""
 
 import json
+import re
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
@@ -21,8 +22,12 @@ _CSS: Final = Path(__file__).with_name("page.css")
 # Nothing may be fetched, whatever a log smuggles in.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 _NAMES: Final = 6
-_FIXED: Final = "\u00a0"
-_SHORT: Final = 14
+# A value or limit of so many characters is not wrapped.
+_SHORT: Final = 16
+# The style cuts a digest short; one click takes all of it.
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+# More lines of a log than this are folded away.
+_LOG: Final = 4
 # Signals by column; a second one stands behind a slash: what is, of what could be.
 _COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "memory / MiB": ("memory_used", "memory_total"),
@@ -40,6 +45,15 @@ _COLUMNS: Final[dict[str, tuple[str, ...]]] = {
 def text(content: object) -> str:
     """Return text that cannot be markup, without what a browser or a reader could take for more than text."""
     return escape(printable(str(content)), quote=True)
+
+
+def prose(content: object) -> str:
+    """Return text whose digests are shown short."""
+    return _DIGEST.sub(lambda found: _short(found[0]), text(content))
+
+
+def _short(safe: str) -> str:
+    return f'<span class="digest" title="{safe}">{safe}</span>'
 
 
 def document(title: str, body: str, footer: str, css: str = "") -> str:
@@ -70,7 +84,16 @@ def figure(drawn: Figure) -> str:
 
 def definitions(pairs: Iterable[tuple[str, str]]) -> str:
     """Return titles with their texts."""
-    return f"<dl>{''.join(f'<dt>{text(title)}</dt><dd>{text(content)}</dd>' for title, content in pairs)}</dl>"
+    return (
+        f"<dl>{''.join(f'<dt>{text(title)}</dt><dd>{_content(title, content)}</dd>' for title, content in pairs)}</dl>"
+    )
+
+
+def _content(title: str, content: str) -> str:
+    lines = content.splitlines()
+    if title != "log" or len(lines) <= _LOG:
+        return prose(content)
+    return f"{text(lines[-1])}<details><summary>{len(lines)} lines</summary><pre>{text(content)}</pre></details>"
 
 
 def status(word: str) -> str:
@@ -79,9 +102,9 @@ def status(word: str) -> str:
 
 
 def page(report: RunReport) -> str:
-    """Return the page: the verdict, what is wrong, the GPUs, the curves, all checks; evidence folded away."""
+    """Return the page: the verdict, problems, checks, GPUs, what was measured; evidence folded away."""
     title = f"{report.verdict.status}: {report.host.name}, {report.target.name}"
-    body = [_findings(report), _gpus(report), _figures(report), _checks(report), _evidence(report)]
+    body = [_findings(report), _checks(report), _gpus(report), _figures(report), _evidence(report)]
     content = f"{_verdict(report)}<main>\n{''.join(body)}</main>\n"
     return document(f"envcheck {title}", content, f"envcheck {report.tool}, {report.schema}")
 
@@ -118,9 +141,8 @@ def _gpus(report: RunReport) -> str:
     for number, uuid in enumerate(phrases.uuids(report)):
         gpu = gpus.get(uuid, Gpu(uuid))
         model = str(gpu.signal("name").value or visible.get(uuid, "?"))
-        first = (
-            f'<td>{text(phrases.gpu_index(gpu, number))}</td><td>{text(model)}</td><td class="uuid">{text(uuid)}</td>'
-        )
+        index, identity = text(phrases.gpu_index(gpu, number)), _short(text(uuid))
+        first = f'<td>{index}</td><td>{text(model)}</td><td class="uuid">{identity}</td>'
         read = "".join(_read(gpu, names) for names in shown.values())
         rows.append(f"<tr>{first}{_blame(blamed[uuid])}{read}</tr>\n")
     if not rows:
@@ -159,7 +181,7 @@ def _plain(value: Any, unit: str | None) -> str:
 def _checks(report: RunReport) -> str:
     rows = "".join(_row(same) for same in phrases.by_status(report.outcomes))
     plain = "".join(f'<th scope="col">{title}</th>' for title in ("status", "check", "what was found"))
-    numbers = "".join(f'<th scope="col" class="number">{title}</th>' for title in ("value", "limit", "seconds"))
+    numbers = "".join(f'<th scope="col" class="number">{title}</th>' for title in ("value", "limit", "took"))
     head = f"<thead><tr>{plain}{numbers}</tr></thead>"
     table = f'<table class="checks">{head}\n<tbody>{rows}</tbody></table>'
     return f"<h2>Checks</h2>\n{wide(table, 'Checks')}\n"
@@ -169,13 +191,15 @@ def _row(same: list[OutcomeRow]) -> str:
     first = same[0]
     value = phrases.quantity(first.value, first.unit) if phrases.number(first.value) is not None else ""
     limit = phrases.bound(first, unit=first.limit is not None and first.limit.unit != first.unit) if value else ""
-    limit = limit.replace(" ", _FIXED) if len(limit) <= _SHORT else limit  # its sign stays with its number
     timed = first.kind == "env" and first.attempts and first.status != "skip" and len(same) == 1
-    seconds = f"{first.seconds:.1f}" if timed else ""
-    numbers = "".join(f'<td class="number">{text(shown)}</td>' for shown in (value, limit, seconds))
+    took = phrases.took(first.seconds) if timed else ""
+    numbers = "".join(
+        f'<td class="number{" short" if len(shown) <= _SHORT else ""}">{text(shown)}</td>'
+        for shown in (value, limit, took)
+    )
     soft = ' class="soft"' if first.status == "skip" else ""
     names, summary = _named(same)
-    cells = f'<td>{status(first.status)}</td><td class="id">{names}</td><td{soft}>{text(summary)}</td>{numbers}'
+    cells = f'<td>{status(first.status)}</td><td class="id">{names}</td><td{soft}>{prose(summary)}</td>{numbers}'
     return f"<tr>{cells}</tr>\n"
 
 
@@ -188,8 +212,21 @@ def _named(same: list[OutcomeRow]) -> tuple[str, str]:
 
 
 def _figures(report: RunReport) -> str:
-    drawn = "".join(figure(drawn) for outcome in report.outcomes for drawn in figures(outcome))
-    return f'<h2>Measured</h2>\n<div class="figures">{drawn}</div>\n' if drawn else ""
+    """Return what was judged, then, folded away, what was only reported."""
+    judged, reported = (
+        "".join(
+            figure(drawn)
+            for outcome in report.outcomes
+            if phrases.judged(outcome) is is_so
+            for drawn in figures(outcome)
+        )
+        for is_so in (True, False)
+    )
+    shown = f'<div class="figures">{judged}</div>\n' if judged else ""
+    if reported:
+        inner = f'<div class="figures">{reported}</div>'
+        shown += f"<details><summary>measured, and not judged</summary>{inner}</details>\n"
+    return f"<h2>Measured</h2>\n{shown}" if shown else ""
 
 
 def _evidence(report: RunReport) -> str:

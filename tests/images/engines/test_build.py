@@ -156,7 +156,7 @@ def test_an_image_of_another_key_is_not_taken_for_this_one(shelf: _Shelf, build_
 def test_the_same_key_is_not_built_again_but_tagged(shelf: _Shelf, build_request: TargetRequest) -> None:
     first = build(shelf, build_request)
     repeated = build(shelf, build_request._replace(repository="other"))
-    assert (len(shelf.builds), repeated.skipped, repeated.key) == (1, True, first.key)
+    assert (len(shelf.builds), repeated.skipped, repeated.seconds, repeated.key) == (1, True, 0.0, first.key)
     assert repeated.image in shelf.images
 
 

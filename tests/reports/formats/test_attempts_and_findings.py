@@ -59,7 +59,7 @@ def formatted(report: RunReport, form: str) -> str:
     if form != "terminal":
         return formats.named(form).render(report).replace("\\", "")
     stream = io.StringIO()
-    show(report, Console(width=80, file=stream, highlight=False))
+    show(report, Console(width=80, file=stream, highlight=False), verbose=True)
     return " ".join(stream.getvalue().split())
 
 

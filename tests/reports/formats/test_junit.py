@@ -101,7 +101,7 @@ def test_a_failure_says_value_limit_source_and_remedy(report: MakeReport) -> Non
         "value: 1 GB/s",
         "limit: ≥ 2 GB/s",
         "source: a data sheet",
-        "remedy: reseat it",
+        "to do: reseat it",
         "attempt: 1 of 2: fail, 0.9 GB/s",
         "attempt: 2 of 2: fail, 1 GB/s",
     ]

@@ -30,7 +30,7 @@ def test_the_verdict_then_what_is_wrong_then_the_table(report: MakeReport) -> No
         "- value: 312.5 GB/s",
         "- limit: ≥ 380 GB/s",
         "- source: a data sheet",
-        "- remedy: restart it",
+        "- to do: restart it",
     ]
     assert lines[-2:] == [
         "| ❌ fail | nccl | nccl said so | 312.5 GB/s | ≥ 380 GB/s |",
