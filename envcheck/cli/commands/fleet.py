@@ -91,7 +91,9 @@ def report(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG
 class FleetPlanOptions:
     places: Annotated[tuple[Path, ...], Argument(required=True, metavar="DIR|FILE|CSV...")] = ()
     torch: Annotated[str | None, Option('A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".', metavar="REQ")] = None
-    cuda: Annotated[str | None, Option("The wheel's CUDA: 12.8, cu128 or cpu.", metavar="X.Y|cuNNN|cpu")] = None
+    cuda: Annotated[
+        str | None, Option("--cuda", "--variant", "The wheel's CUDA: 12.8, cu128 or cpu.", metavar="X.Y|cuNNN|cpu")
+    ] = None
     python: Annotated[str | None, Option("Python version, e.g. 3.12 or 3.13t.", metavar="X.Y")] = None
     as_json: Annotated[bool, Option("--json", "Print envcheck/fleet-plan/1.")] = False
 

@@ -27,7 +27,9 @@ from envcheck.matrix.resolver.query import Query, matching, normalized
 @dataclass(frozen=True, kw_only=True)
 class MatrixShowOptions:
     torch: Annotated[str | None, Option('A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".', metavar="REQ")] = None
-    cuda: Annotated[str | None, Option("Wheels of one CUDA: 12.8, cu128 or cpu.", metavar="X.Y|cuNNN|cpu")] = None
+    cuda: Annotated[
+        str | None, Option("--cuda", "--variant", "Wheels of one CUDA: 12.8, cu128 or cpu.", metavar="X.Y|cuNNN|cpu")
+    ] = None
     python: Annotated[str | None, Option("Only wheels for this Python.", metavar="X.Y")] = None
     arch: Annotated[Literal["x86_64", "amd64", "aarch64", "arm64"], Option("Host architecture.")] = "x86_64"
     only_gpus: Annotated[bool, Option("--list-gpus", "List the GPUs instead.")] = False

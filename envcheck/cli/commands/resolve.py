@@ -49,9 +49,10 @@ _PLAIN: Final = {
 @dataclass(frozen=True, kw_only=True)
 class ResolveOptions:
     torch: Annotated[str | None, Option('2.8, 2.8.0, ">=2.6,<2.9", or nightly.', metavar="REQ")] = None
-    cuda: Annotated[str | None, Option("The wheel's CUDA: 12.8, or as its name says it.", metavar="X.Y|cuNNN|cpu")] = (
-        None
-    )
+    cuda: Annotated[
+        str | None,
+        Option("--cuda", "--variant", "The wheel's CUDA: 12.8, or as its name says it.", metavar="X.Y|cuNNN|cpu"),
+    ] = None
     python: Annotated[str | None, Option("Python version, e.g. 3.12 or 3.13t.", metavar="X.Y")] = None
     driver: Annotated[str | None, Option("NVIDIA driver, 570.124.06, or its branch, 570.", metavar="VERSION")] = None
     gpus: Annotated[

@@ -89,6 +89,10 @@ def with_whole_driver(facts: Facts, query: Query) -> tuple[Query, list[str]]:
     minor = facts.minors.get(row.cuda) if row else None
     first = minor.native_driver if minor and minor.native_driver.startswith(f"{name}.") else f"{name}.0"
     which = "the first that came with a CUDA toolkit" if first != f"{name}.0" else "below every driver of the branch"
+    with contextlib.suppress(ConfigError):  # a GPU without facts is refused elsewhere
+        for gpu in filter(None, (device.gpu for device in requested_devices(facts, query))):
+            if key(gpu.first_driver.get(name, first)) > key(first):
+                first, which = gpu.first_driver[name], f"the first that drives {gpu.name}"
     what = "a branch" if name == query.driver else "Tegra's form of a branch"
     note = f"--driver {query.driver} is {what}: taken as {first}, {which}; give the whole version for a closer answer"
     return query.replace(driver=first), [note]

@@ -136,10 +136,10 @@ def resolve(
         ],
         rejected=[
             RejectedCombination(
-                torch=row.torch, variant=row.variant, verdict=row.verdict.name, reason=row.verdict.reason
+                torch=one.torch, variant=one.variant, verdict=one.verdict.name, reason=one.verdict.reason
             )
-            for row in ranking
-            if not row.legal
+            for one in ranking
+            if not one.legal
         ],
     )
 

@@ -204,6 +204,12 @@ def test_a_first_driver_that_is_inferred_warns_and_never_refuses(ask: Ask) -> No
     assert ask(gpus=["NVIDIA Thor"], driver="580.00").legal
 
 
+def test_a_branch_is_the_first_of_its_drivers_that_drives_the_gpu(ask: Ask) -> None:
+    for gpu, driver in (("H100", "570"), ("L40S", "535"), ("B200", "570")):
+        assert ask(gpus=[gpu], driver=driver).legal, gpu
+    assert not ask(gpus=["B200"], driver="535").legal
+
+
 def test_new_drivers_are_known(ask: Ask) -> None:
     assert ask(driver="620").query.driver == "620.0"
     for driver in ("615.71.10", "620.70.06"):
