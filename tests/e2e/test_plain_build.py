@@ -105,7 +105,8 @@ def test_through_a_sites_mirror(clone: Clone, tmp_path: Path) -> None:
 
 def test_with_nothing_but_the_engines_network(clone: Clone) -> None:
     asked = [sys.executable, "-m", "pip", "--isolated", "--timeout=10", "--retries=0", "index", "versions", "uv"]
-    if subprocess.run(asked, capture_output=True, check=False).returncode != 0:
+    alone = {"PATH": os.environ["PATH"], "PIP_CONFIG_FILE": os.devnull}
+    if subprocess.run(asked, capture_output=True, check=False, env=alone).returncode != 0:
         pytest.skip("pip reaches no default index from here")
     done = clone.build("alone:1", "--network=host")
     assert done.returncode == 0, done.stderr
