@@ -107,7 +107,7 @@ def test_with_nothing_but_the_engines_network(clone: Clone) -> None:
     asked = [sys.executable, "-m", "pip", "--isolated", "--timeout=10", "--retries=0", "index", "versions", "uv"]
     alone = {"PATH": os.environ["PATH"], "PIP_CONFIG_FILE": os.devnull}
     if subprocess.run(asked, capture_output=True, check=False, env=alone).returncode != 0:
-        pytest.skip("pip reaches no default index from here")
+        pytest.skip("this machine does not allow pip to reach its default index")
     done = clone.build("alone:1", "--network=host")
     assert done.returncode == 0, done.stderr
     assert "base: used pypi-default" in done.stderr

@@ -98,8 +98,7 @@ def resolve(
     query, taken = with_whole_driver(facts, query)
     notes = [*(notes or []), *taken]
     nightly = _NIGHTLY.fullmatch(query.torch or "")
-    if nightly:
-        query = query.replace(torch=None)
+    query = query.replace(torch=None) if nightly else query
     validate(facts, query)
     others = _other_accelerators(matrix, query)
     if others:
