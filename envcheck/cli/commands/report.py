@@ -180,4 +180,6 @@ def schema_of(name: str) -> str:
     module, _, struct = _STRUCTS[name].partition(":")
     kind = getattr(importlib.import_module(module), struct)
     document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(kind)}
-    return msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=2).decode() + "\n"
+    text = msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=2).decode()
+    # In the regular expressions of a schema $ is the end of the text, as \\Z is in Python's, which schemas do not know.
+    return text.replace("\\\\Z", "$") + "\n"
