@@ -361,8 +361,8 @@ def excuse_busy(outcome: Outcome, of: Evidence) -> Outcome:
 
 def _excuse_throttled(outcome: Outcome, of: Evidence) -> Outcome:
     """Return each speed that fell short while a CPU quota held the ranks back as not known."""
-    held = of.details.get("throttled")
-    if not held or not of.found.check.performance or held["share"] < control_group.HELD.value:
+    held: Any = of.details.get("throttled")
+    if not of.found.check.performance or not control_group.measured(held) or held["share"] < control_group.HELD.value:
         return outcome
     condition = control_group.told(held)
     return _each(

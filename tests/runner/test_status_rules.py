@@ -76,6 +76,8 @@ def test_a_speed_is_judged_where_a_quota_hardly_held_anything_back() -> None:
     hardly = {**HELD, "throttled": 1, "share": 0.05}
     assert decided(SLOW, details={"throttled": hardly}).status == FAIL
     assert decided(failed("wrong", fix="x", code="data.wrong"), details={"throttled": HELD}).status == FAIL
+    for unsound in ("x", {**HELD, "quota": "x"}, {"share": 0.75}, {**HELD, "share": float("nan")}):
+        assert decided(SLOW, details={"throttled": unsound}).status == FAIL
 
 
 def test_every_rule_has_a_case_here() -> None:

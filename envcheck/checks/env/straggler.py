@@ -122,7 +122,10 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if unmeasured:
         findings += [_nothing(entry) for entry in unmeasured]
         return worst(findings, otherwise=findings[0])
-    findings += _held(ranks) or [*_slow(view, ranks), *_late(view, ranks)]
+    held = _held(ranks)
+    # GPUs compute without the CPUs that a quota takes away, but their ranks do not come in time.
+    slow = _slow(view, ranks) if view.mode == "gpu" or not held else []
+    findings += [*held, *slow, *([] if held else _late(view, ranks))]
     failing = {finding.culprit for finding in findings if finding.status == "fail"}
     once = [finding for finding in findings if finding.status != "warn" or finding.culprit not in failing]
     outcome = worst(once, otherwise=_together(view, ranks))
@@ -157,7 +160,7 @@ def _complete(entry: Measured, first: Measured) -> bool:
 
 def _held(ranks: Ranks) -> list[Outcome]:
     """Return a warning where a CPU quota held the ranks back: all alike, so that none is behind the others."""
-    throttled = [entry["throttled"] for entry in ranks if entry.get("throttled")]
+    throttled = [entry["throttled"] for entry in ranks if control_group.measured(entry.get("throttled"))]
     held: Measured = max(throttled, key=lambda one: float(one["share"]), default={})
     if not held or held["share"] <= control_group.HELD.value:
         return []

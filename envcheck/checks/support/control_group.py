@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from envcheck.checks import Limit
 
@@ -17,6 +18,7 @@ ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 HELD = Limit(0.1, "of the periods", "ours: a tenth of the time moves a median of short rounds by less", "at most")
 FIX = "raise the quota (--cpus of docker, limits.cpu in Kubernetes, CPUQuota of systemd), or start fewer threads"
+_MOST = 1 << 53
 _COUNTS = re.compile(r"nr_periods (\d+)\nnr_throttled (\d+)\n")
 
 
@@ -54,6 +56,12 @@ def held(before: list[tuple[float, int, int]]) -> dict[str, float]:
         if periods > 0 and throttled > 0
     ]
     return max(told, key=lambda one: one["share"], default={})
+
+
+def measured(held: Any) -> bool:
+    """Tell whether this is a quota that `held` returned, and not what somebody wrote into a report."""
+    numbers = [held.get(name) for name in ("quota", "periods", "throttled", "share")] if isinstance(held, dict) else []
+    return bool(numbers) and all(isinstance(one, (int, float)) and 0 <= one < _MOST for one in numbers)
 
 
 def told(held: dict[str, float]) -> str:
