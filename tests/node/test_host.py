@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.node import buses, host
+from envcheck.node import buses, host, signal_source
 from tests.node.conftest import read
 from tests.tables import each
 
@@ -51,16 +51,20 @@ def test_only_what_stays_in_the_kernel_is_stuck(tmp_path: Path, monkeypatch: pyt
     process(tmp_path, 13, "bash", "S")
     process(tmp_path, 14, "cp", "D")
     for pid in (10, 14):
-        (tmp_path / f"proc/{pid}/status").write_text("Name:\tx\nvoluntary_ctxt_switches:\t7\n")
+        (tmp_path / f"proc/{pid}/status").write_bytes(b"Name:\t\xff\nvoluntary_ctxt_switches:\t7\n")
 
     def later(_seconds: float) -> None:
         (tmp_path / "proc/11/stat").write_text(STAT.format(pid=11, name="dd", state="R", flags=0))
         (tmp_path / "proc/14/status").write_text("Name:\tx\nvoluntary_ctxt_switches:\t8\n")  # away, and there again
 
     monkeypatch.setattr(time, "sleep", later)
-    monkeypatch.setattr(host, "_STAYS", 0.01)
+    monkeypatch.setattr(host, "STAYS", 0.01)
     stuck = read(host.sources(tmp_path, {}))["host.stuck_processes"].value
     assert stuck == [{"pid": 10, "name": "python (odd) name"}]
+
+
+def test_a_process_that_is_stuck_is_told_before_the_source_times_out() -> None:
+    assert host.STAYS + host.LOOK_AGAIN + 1 < signal_source.TIMEOUT
 
 
 def test_numa_nodes_and_huge_pages(tmp_path: Path) -> None:
