@@ -12,10 +12,11 @@ from typing import Final, Literal
 import msgspec
 from msgspec import structs
 
-# Set by what started the ranks, and hardly exported by hand as RANK is: torchrun, srun, MPI, Kubernetes.
+# Set by what started the ranks, and hardly exported by hand as RANK is: torchrun, srun, MPI, Kubernetes, DeepSpeed, and
+# with the ranks' address whoever starts them by a script.
 _MARKS: Final = (
     *("TORCHELASTIC_RUN_ID", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"),
-    *("JOB_COMPLETION_INDEX", "PET_NODE_RANK"),
+    *("JOB_COMPLETION_INDEX", "PET_NODE_RANK", "CROSS_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR"),
 )
 Launcher = Literal["none", "torchrun", "slurm", "mpi", "kubernetes"]
 _SLURM_NUMBERS: Final = (

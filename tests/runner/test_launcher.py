@@ -3,8 +3,8 @@
 from envcheck.runner.launcher import Place, complaints, place
 from tests.tables import each
 
-LEFT_BEHIND = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
-TORCHRUN = {**LEFT_BEHIND, "TORCHELASTIC_RUN_ID": "none"}
+LEFT_BEHIND = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"}
+TORCHRUN = {**LEFT_BEHIND, "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "none"}
 SLURM = {
     "SLURM_STEP_ID": "0",
     "SLURM_PROCID": "8",
@@ -80,6 +80,12 @@ def test_what_a_launcher_cannot_say_is_named(environ: dict[str, str], words: lis
     texts = complaints(environ)
     assert len(texts) == len(words)
     assert all(word in complaint for word, complaint in zip(words, texts, strict=True)), texts
+
+
+@each("mark", ["CROSS_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"])
+def test_a_rank_of_another_launcher_is_not_left_behind(mark: str) -> None:
+    environ = LEFT_BEHIND | {mark: "2"}
+    assert (place(environ).rank, complaints(environ)) == (9, [])
 
 
 def test_a_batch_script_is_no_rank_but_knows_its_node() -> None:
