@@ -116,7 +116,16 @@ def test_every_measured_field_of_a_file_becomes_its_demand(tmp_path: Path) -> No
 
 
 GB = 10**9
-DATA = {"point": "/data", "kind": "lustre", "written": GB, "writing": 0.5, "read": GB, "seconds": 0.25, "same": True}
+DATA = {
+    "point": "/data",
+    "kind": "lustre",
+    "written": GB,
+    "writing": 0.5,
+    "read": GB,
+    "seconds": 0.25,
+    "same": True,
+    "direct": True,
+}
 
 
 @each(
@@ -128,6 +137,9 @@ DATA = {"point": "/data", "kind": "lustre", "written": GB, "writing": 0.5, "read
         ({**DATA, "seconds": 0.51}, FAIL, "read 1.9608 GB/s"),
         ({**DATA, "writing": 1.1}, FAIL, "write 0.9091 GB/s"),
         ({**DATA, "same": False}, FAIL, "other bytes"),
+        ({**DATA, "direct": False}, ERROR, "4 GB/s may have come out of memory"),
+        ({**DATA, "direct": False, "seconds": 0.51}, FAIL, "read 1.9608 GB/s"),
+        ({**DATA, "seconds": 0.001}, ERROR, "1000 GB/s may have come out of memory"),
         ({"point": "/data", "kind": "lustre", "free": 5}, ERROR, "too little is free (5 B)"),
         ({**DATA, "writing": math.nan}, ERROR, "no write was measured"),
         ({}, ERROR, "read as {}"),
