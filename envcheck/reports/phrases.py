@@ -3,6 +3,7 @@
 import collections
 import datetime as dt
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ _NAMING: Final = ("device", "devices", "gpu", "gpus", "uuid", "uuids", "culprit"
 # Below a second nobody asks where it went.
 _TELLING = 1.0
 _SHORT = 120.0
+# Lines of a log that say nothing of why: frames, what was loaded, blank ones.
+_IDLE: Final = re.compile(r'(\[rank \d+\] ?)?\s*(File "|frame #|Extension modules:|Thread 0x|\.\.\.|$)')
 _LONGEST = 6
 
 
@@ -105,6 +108,12 @@ def particulars(outcome: OutcomeRow) -> list[tuple[str, str]]:
         own = [line for line in lines if line.startswith(f"[rank {outcome.details.get('rank')}] ")]
         told.append(("log", "\n".join((own or lines)[-_LOG_LINES:])))
     return told
+
+
+def last_words(log: str) -> str:
+    """Return the last line of a log that says something, the last one where none does; "" of an empty log."""
+    lines = log.splitlines()
+    return next((line for line in reversed(lines) if not _IDLE.match(line)), "".join(lines[-1:]))
 
 
 def findings(outcome: OutcomeRow) -> list[str]:

@@ -159,7 +159,7 @@ class _Printer:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def line(self, *parts: str | tuple[str, str]) -> None:
+    def line(self, *parts: str | Text | tuple[str, str]) -> None:
         self._console.print(Text.assemble(*parts), soft_wrap=True)
 
     def lines(self, text: str, indent: int = _INDENT) -> list[str]:
@@ -175,6 +175,13 @@ class _Printer:
         self.line((first if lines[0] else first.rstrip(), _STYLES.get(title, "dim")), (lines[0], style))
         for line in lines[1:]:
             self.line(" " * indent, (line, style))
+
+    def log(self, title: str, text: str, *, cut: bool) -> None:
+        """Print a line of a log, which is never folded; `cut` to the width."""
+        line = Text(text)
+        if cut:
+            line.truncate(self._console.width - _INDENT, overflow="ellipsis")
+        self.line((f"{title:<{_INDENT}}", "dim"), line)
 
     def table(self, rows: Sequence[Sequence[str]]) -> None:
         """Print columns, the last one wrapped."""
@@ -256,21 +263,34 @@ def _finding(same: list[OutcomeRow], out: _Printer, *, verbose: bool) -> None:
     for (title, text), most in zip(told, room, strict=True):
         if title == "log":
             for number, line in enumerate(text.splitlines()):
-                out.line((f"{'' if number else 'log':<{_INDENT}}", "dim"), line)
+                out.log("" if number else "log", line, cut=not verbose)
         else:
             out.told(title, text, most=most)
 
 
 def _in_short(outcome: OutcomeRow) -> list[tuple[str, str]]:
-    """Return why, the value beside its limit, what to do, and the last line of a log."""
+    """Return why, the value beside its limit, where, what to do, and the last line of a log that says something.
+
+    Where and what to do are those of the findings that made the outcome what it is.
+    """
     told = dict(phrases.particulars(outcome))
     value = "; ".join(filter(None, (told.get("value"), f"limit {told['limit']}" if "limit" in told else "")))
-    remedies = dict.fromkeys(filter(None, (outcome.remedy, *(finding.remedy for finding in outcome.findings))))
-    where = "" if told.get("where", "") in outcome.summary else told["where"]
+    own = [finding for finding in outcome.findings if finding.status == outcome.status]
+    culprits = [*dict.fromkeys(f.culprit for f in own if f.culprit)] or [outcome.culprit]
+    where = "" if all(_names(outcome.summary, culprit) for culprit in culprits) else ", ".join(culprits)
+    remedies = {outcome.remedy: outcome.remedy} if outcome.remedy else {}
+    for finding in own:
+        if finding.remedy:
+            remedies.setdefault(finding.remedy, f"{finding.summary}: {finding.remedy}")
     rows = [("why", outcome.summary), ("value", value), ("where", where)]
-    rows += [("to do", remedy) for remedy in [*remedies][:_REMEDIES]]
-    rows += [("log", told.get("log", "").rpartition("\n")[2])]
+    rows += [("to do", remedy) for remedy in [*remedies.values()][:_REMEDIES]]
+    rows += [("log", phrases.last_words(told.get("log", "")))]
     return [(title, text) for title, text in rows if text]
+
+
+def _names(text: str, name: str) -> bool:
+    """Tell whether a text names this, and not only what begins so: "GPU 1" is not named by "GPU 12"."""
+    return re.search(rf"{re.escape(name)}(?!\w)", text) is not None
 
 
 def _rounds(report: RunReport, out: _Printer, *, verbose: bool) -> None:

@@ -223,6 +223,12 @@ def test_each_of_several_nodes_prints_one_line(run: Envcheck, add: Add, tmp_path
     step |= {"SLURM_NNODES": "4", "SLURM_STEP_NUM_NODES": "4", "SLURM_TASKS_PER_NODE": "1(x4)", "SLURMD_NODENAME": "n3"}
     done = run(*own(tmp_path, "mine"), "--output", "reports/", **step)
     assert done.stdout == "n3: FAIL: mine (on CPU; no GPU was tested); reports/n3.json\n", done.stderr
+    again = run(*own(tmp_path, "mine"), "--output", "again/", "--baseline", "reports/n3.json", **step)
+    assert [line.partition(": ")[0] for line in again.stdout.splitlines()] == ["n3", "n3"], again.stdout
+    secret = run(*own(tmp_path, "mine"), "--output", f"{tmp_path}/treasure/", "--redact", **step)
+    assert "FAIL: " in secret.stdout
+    assert "treasure" not in secret.stdout
+    assert "why       not fine" in run("--verbose", *own(tmp_path, "mine"), "--output", "reports/", **step).stdout
 
 
 def test_what_is_redacted_names_nobody_on_the_terminal_either(run: Envcheck, add: Add, tmp_path: Path) -> None:

@@ -86,6 +86,12 @@ def test_what_was_only_reported_and_long_logs_are_folded_and_digests_are_short(r
     assert measured.index("nccl: bus bandwidth") < fold < measured.index("seen: bus bandwidth")
     assert f'of <span class="digest" title="{digest}">{digest}</span>' in read
     assert "<dd>line 8<details><summary>9 lines</summary><pre>line 0\n" in read
+    quick = structs.replace(
+        SLOW, value=0.0004, unit="s", limit=LimitRow(value=0.5, unit="s", source="", kind="at most")
+    )
+    assert "400 µs</td>" in page(report(quick))
+    assert "≤ 0.5 s</td>" in page(report(quick))
+    assert "≤ 0.5</td>" in page(report(structs.replace(quick, value=0.4)))
     many = [{"rank": rank, "values": {"copy": 35184.4 - rank}} for rank in range(16)]
     table = page(report(structs.replace(SLOW, ranks=many), host=structs.replace(report().host, load=1.25)))
     assert ">35184</td>" in table

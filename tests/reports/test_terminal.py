@@ -4,6 +4,7 @@ import io
 import math
 import re
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from envcheck.reports.formats.markdown import markdown
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.phrases import quantity
 from envcheck.reports.terminal import announcement, show, show_announcement, show_plan
-from envcheck.runner.schema import Attempt, ImageFacts, LimitRow, OutcomeRow, TargetFacts
+from envcheck.runner.schema import Attempt, FindingRow, ImageFacts, LimitRow, OutcomeRow, TargetFacts
 from tests.builders import row
 from tests.tables import each
 
@@ -131,6 +132,44 @@ def test_the_log_that_is_shown_is_of_the_rank_that_was_lost(report: MakeReport) 
     result = text(report(hung))
     assert "I hang" in result
     assert "I wait" not in result
+
+
+def test_where_and_what_to_do_are_those_of_the_findings_that_decided(report: MakeReport) -> None:
+    bad = [
+        FindingRow(
+            status="fail", summary=f"GPU {n} is hot", remedy="cool it" if n < 6 else "swap it", culprit=f"GPU {n}"
+        )
+        for n in (1, 3, 5, 6)
+    ]
+    odd = FindingRow(status="warn", summary="GPU 2 is slow", remedy="wait", culprit="GPU 2")
+    hot = row("heat", "fail", "4 GPUs are hot", remedy="cool it", culprit="GPU 1", findings=[odd, *bad])
+    shown = text(report(hot)).splitlines()
+    assert [line for line in shown if line.startswith(("where ", "to do "))] == [
+        "where     GPU 1, GPU 3, GPU 5, GPU 6",
+        "to do     cool it",
+        "to do     GPU 6 is hot: swap it",
+    ]
+    assert "where" in text(report(structs.replace(hot, summary="GPU 1, GPU 3, GPU 5 and GPU 66 are hot")))
+    assert "where" not in text(report(structs.replace(hot, summary="GPU 1, GPU 3, GPU 5 and GPU 6 are hot")))
+
+
+@each(
+    ("log", "last"),
+    [
+        ("[rank 0] E: no\n[rank 0] ", "[rank 0] E: no"),
+        ('E: no\n  File "x.py", line 1 in f\n  ...\n\nExtension modules: a, b', "E: no"),
+        ("E: no\nframe #0: f\n\n", "E: no"),
+        ("\n \n", " "),
+        ("", ""),
+        ("x" * 200, f"{'x' * 69}…"),
+    ],
+)
+def test_the_last_line_of_a_log_is_one_that_says_something(report: MakeReport, log: str, last: str) -> None:
+    made = report(row("amp", "error", "died", log=log))
+    lines = [line[10:] for line in text(made).splitlines() if line.startswith("log ")]
+    assert lines == [last] * bool(last)
+    assert log.splitlines()[:1] == [] or log.splitlines()[0] in text(made, verbose=True)
+    assert f"<dd>{escape(last)}" in page(made) or len(log.splitlines()) <= 4
 
 
 def test_a_text_of_a_report_makes_no_line_of_its_own(report: MakeReport) -> None:

@@ -118,7 +118,7 @@ def command(options: RunOptions, settings: Settings) -> int:
     facts = structs.replace(facts, name=last_line(facts.name), chosen=last_line(facts.chosen))
     # Of several nodes that print to one place each says one line; the whole is in its report.
     beside = launched.several_nodes and launched.world > 1 and places.report is not None
-    quiet = settings.quiet or (beside and not options.as_json and not sys.stdout.isatty())
+    quiet = settings.quiet or (beside and not settings.verbose and not options.as_json and not sys.stdout.isatty())
     # Beside --json, what people read goes where a pipe does not.
     to_stderr = options.as_json
     console = process.console(width=terminal.width(), highlight=False, stderr=to_stderr, quiet=to_stderr and quiet)
@@ -255,7 +255,7 @@ def _run_and_report(
     if options.as_json:
         click.echo(encode(kept), nl=False)
     elif quiet:
-        click.echo(_one_line(kept, files.report))
+        click.echo(last_line(_one_line(kept, files.report)))
     else:
         lines = report_output.written(files) if failed is None else []
         console = process.console(width=terminal.width(), highlight=False)
@@ -271,17 +271,24 @@ def _run_and_report(
 
 def _one_line(report: RunReport, path: Path | None) -> str:
     """Return the verdict's sentence, with the node and its file where other nodes say theirs beside it."""
-    where, sentence = report.host.place, report.verdict.sentence
-    if path is None or not where.several_nodes:
+    sentence = report.verdict.sentence
+    if path is None or not report.host.place.several_nodes:
         return sentence
-    return f"{where.node or report.host.name}: {sentence}; {path}"
+    return f"{_before(report)}{sentence}; {path}"
+
+
+def _before(report: RunReport) -> str:
+    """Return what a line begins with where other nodes say theirs beside it: the node."""
+    where = report.host.place
+    return f"{where.node or report.host.name}: " if where.several_nodes else ""
 
 
 def _held_against(earlier: RunReport, report: RunReport, *, err: bool, quiet: bool) -> int:
     """Print what changed since the baseline; return 1 where anything got worse, 3 where nothing could be compared."""
     comparison = compare(earlier, report)
-    printed = [*map(last_line, lines(comparison))]
-    click.echo("\n".join(printed[-1:] if quiet else ["", "Since the baseline", *printed]), err=err)
+    told = lines(comparison)
+    told = [f"{_before(report)}{told[-1]}"] if quiet else ["", "Since the baseline", *told]
+    click.echo("\n".join(map(last_line, told)), err=err)
     return 1 if comparison.regressions else report.verdict.exit_code or comparison.exit_code
 
 

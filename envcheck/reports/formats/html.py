@@ -93,7 +93,8 @@ def _content(title: str, content: str) -> str:
     lines = content.splitlines()
     if title != "log" or len(lines) <= _LOG:
         return prose(content)
-    return f"{text(lines[-1])}<details><summary>{len(lines)} lines</summary><pre>{text(content)}</pre></details>"
+    last, count = text(phrases.last_words(content)), len(lines)
+    return f"{last}<details><summary>{count} lines</summary><pre>{text(content)}</pre></details>"
 
 
 def status(word: str) -> str:
@@ -190,7 +191,9 @@ def _checks(report: RunReport) -> str:
 def _row(same: list[OutcomeRow]) -> str:
     first = same[0]
     value = phrases.quantity(first.value, first.unit) if phrases.number(first.value) is not None else ""
-    limit = phrases.bound(first, unit=first.limit is not None and first.limit.unit != first.unit) if value else ""
+    # The limit's unit is left out where it is the one beside the value; µs beside a limit in s are not.
+    alike = first.limit is not None and first.limit.unit == first.unit and value.endswith(f" {first.unit}".rstrip())
+    limit = phrases.bound(first, unit=not alike) if value else ""
     timed = first.kind == "env" and first.attempts and first.status != "skip" and len(same) == 1
     took = phrases.took(first.seconds) if timed else ""
     numbers = "".join(
