@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Final
 
-from packaging.markers import InvalidMarker, Marker
+from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
@@ -19,15 +19,18 @@ _LINUX: Final = {"sys_platform": "linux", "platform_system": "Linux", "os_name":
 # Options and variables of pip and uv with an index: whether it comes beside others.
 _BESIDE: Final = {"--extra-index-url": True, "-f": True, "--find-links": True}
 _INDEX: Final = {"-i": False, "--index-url": False, "--default-index": False, "--index": False} | _BESIDE
-_VARIABLES: Final = {"PIP_INDEX_URL": False, "UV_DEFAULT_INDEX": False, "UV_INDEX": False, "PIP_EXTRA_INDEX_URL": True}
+_VARIABLES: Final = dict.fromkeys(
+    ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL"), False
+) | dict.fromkeys(("PIP_EXTRA_INDEX_URL", "UV_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "UV_FIND_LINKS"), True)
 _PIP: Final = re.compile(r"\bpip3?(?:\.\d+)?\s+(?:install|download|wheel)\b|\buv\s+add\b")
 _CONDA: Final = re.compile(r"\b(?:conda|mamba|micromamba)\s+(?:install|create)\b")
 _WORD: Final = re.compile(r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'])+")
 _SET: Final = re.compile(r"(?<![\w$-])(?P<name>[A-Za-z_]\w*)=[\"']?(?P<value>[^\s\"'$;]+)")
+_ENV: Final = re.compile(r"(?im)^[ \t]*ENV[ \t]+(?P<name>[a-z_]\w*)[ \t]+[\"']?(?P<value>[^\s\"'$;\\]+)")
 _USED: Final = re.compile(r"\$\{?(?P<name>\w+)(?::?-(?P<default>[^}]*))?\}?")
-_FROM: Final = re.compile(r"(?im)^[ \t]*FROM\s+(?:--platform=\S+\s+)?(?P<image>\S+)")
+_FROM: Final = re.compile(r"(?im)^[ \t]*FROM\s+(?:--platform=\S+\s+)?(?P<image>\S+)(?:[ \t]+AS[ \t]+(?P<stage>\S+))?")
 _TORCH_IMAGE: Final = re.compile(r"pytorch/pytorch:(\d+\.\d+\.\d+)-cuda(\d+)\.(\d+)-")
-_OTHER_SETTINGS: Final = re.compile(r"(?i)pip3?\s+config\b|pip\.conf|uv\.toml|torch[-_]backend")
+_OTHER_SETTINGS: Final = re.compile(r"(?i)pip3?\s+config\b|pip\.conf|uv\.toml|torch[-_]backend|(?:PIP|UV)_CONFIG_FILE")
 _SPEC: Final = re.compile(
     r"(?:(?P<channel>[\w-]+)::)?(?P<name>[\w.-]+)\s*(?P<sign>[=<>!~]*)\s*(?P<version>[0-9.]{0,20})"
 )
@@ -72,7 +75,7 @@ def _on_linux(marker: str) -> bool:
     """Return whether a marker is true on Linux with any Python; which Python is used is not known here."""
     try:
         return not marker or ("python" not in marker and Marker(marker).evaluate(dict(_LINUX)))
-    except InvalidMarker:
+    except ValueError:
         return False
 
 
@@ -86,15 +89,17 @@ def _requirements(lines: _Lines, group: int = 0) -> Iterator[Pin]:
 def _commands(source: PreparedDocument) -> PinnedFile:
     """Read the commands of a Dockerfile or script. A variable counts where the file gives it one value."""
     values: dict[str, set[str]] = {}
-    for match in _SET.finditer(source.code):
+    for match in (*_SET.finditer(source.code), *_ENV.finditer(source.code)):
         values.setdefault(match["name"], set()).add(match["value"])
     known = {name: next(iter(each)) for name, each in values.items() if len(each) == 1}
 
     def filled(text: str) -> str:
         return _USED.sub(lambda used: known.get(used["name"]) or used["default"] or used[0], text)
 
-    bases = tuple((source.line(each.start("image")), filled(each["image"])) for each in _FROM.finditer(source.code))
-    settings = [Index(known[name], extra) for name, extra in _VARIABLES.items() if name in known]
+    stages = [*_FROM.finditer(source.code)]
+    bases = tuple((source.line(each.start("image")), filled(each["image"])) for each in stages)
+    named = [name for name in _VARIABLES if re.search(rf"\b{name}\b", source.code)]
+    settings = [Index(known.get(name, ""), _VARIABLES[name]) for name in named]
     settings += [Index("")] if _OTHER_SETTINGS.search(source.code) else []
     # An image of PyTorch has a torch; where that came from is no question.
     torches = [(line, _TORCH_IMAGE.search(image)) for line, image in bases]
@@ -106,8 +111,11 @@ def _commands(source: PreparedDocument) -> PinnedFile:
             for word in (_WORD.finditer(command, start.end()) if start else ())
         ]
         pins += _installed(words, settings, group, conda=start is not None and start.re is _CONDA)
-    pythons = {found[1] for _, image in bases if (found := re.search(r"(?:^|/)python:(3\.\d+)", image))}
-    return PinnedFile(tuple(filter(None, pins)), bases, f"=={pythons.pop()}.*" if len(pythons) == 1 else "")
+    # Which stage runs a command is not known.
+    below = {image for _, image in bases} - {each["stage"] for each in stages}
+    pythons = {found and found[1] for found in (re.search(r"(?:^|/)python:(3\.\d+)", image) for image in below)}
+    python = next(iter(pythons)) if len(pythons) == 1 else None
+    return PinnedFile(tuple(filter(None, pins)), bases, f"=={python}.*" if python else "")
 
 
 def _installed(words: _Lines, settings: list[Index], group: int, *, conda: bool) -> Iterator[Pin | None]:

@@ -25,6 +25,8 @@ _PYTHONS: Final = tuple(f"3.{minor}" for minor in range(8, 16))
 _OF_VARIANT: Final = re.compile(r"/(?:whl|pytorch-wheels)/(?P<variant>cpu|cu\d{2,3})\b")
 _PYTHON_INDEX: Final = re.compile(r"https?://(?:pypi\.[^/]+|[^/]+/(?:repository/)?pypi(?:/web)?)/simple/?")
 _OUTSIDE: Final = re.compile(r"rocm|xpu|nightly|/test/|dev\d")
+# It needs the package cuda-compat, which images of NVIDIA have.
+_COMPAT: Final = "forward-compat-required"
 _CUDA_BASE: Final = re.compile(r"(?:\S+/)?nvidia/cuda:(?P<cuda>\d+\.\d+)\S*")
 
 Level = Literal["unreal", "outdated"]
@@ -68,8 +70,11 @@ class Pin:
 
     @property
     def exact(self) -> str | None:
-        """The one version that it allows."""
-        return self.specifier[2:] if re.fullmatch(r"==[0-9]+(\.[0-9]+)+", self.specifier) else None
+        """The one version that it allows; 2.8 is 2.8.0."""
+        if not re.fullmatch(r"==[0-9]+(\.[0-9]+)+", self.specifier):
+            return None
+        version = self.specifier[2:]
+        return version + ".0" * (2 - version.count("."))
 
 
 class PinnedFile(NamedTuple):
@@ -113,12 +118,14 @@ class _Judge:
             return
         if not _is_outside(pin):
             yield from self._index(pin)
-        answer = self.answer(pin)
+        answer, bases = self.answer(pin), self.file.bases
         if answer is not None and not answer.legal:
             took = "" if pin.exact else f"it is torch {answer.query.torch} today: ".replace("==", "")
             weak = "" if answer.verified else " (by one weak source)"
             fix = self._instead(pin, answer)
             yield PinFinding(pin.line, "P101", "unreal", f"{took}{answer.reasons[0]}{weak}", fix)
+        elif answer is not None and answer.verdict == _COMPAT and not any("nvidia/" in base for _, base in bases):
+            yield PinFinding(pin.line, "P101", "unreal", answer.reasons[-1], self._instead(pin, answer))
         elif answer is not None and self.devices and answer.query.variant == "cpu" and not (pin.local or pin.indexes):
             best = Cell.parse(self.resolved(f"{answer.query.torch}", variant=None).cell or "")
             fix = f"write --index-url {PYTORCH}/whl/{best.variant}" if best else "take another torch"
@@ -173,7 +180,8 @@ class _Judge:
 
     def _instead(self, pin: Pin, answer: Resolution) -> str:
         """Return what runs there as it is, first with the torch that was asked for; then the nearest alternatives."""
-        runs = (self.resolved(torch, variant=None).cell for torch in (pin.specifier or None, None))
+        best = (self.resolved(torch, variant=None) for torch in (pin.specifier or None, None))
+        runs = (each.cell for each in best if each.verdict != _COMPAT)
         described = self.query.driver or self.devices
         cells = {next(filter(None, runs), ""): "runs as it is"} if described else {}
         offers: dict[str, str] = {}

@@ -30,6 +30,8 @@ ANSWERS = [
     ("newest.Dockerfile", V100, ["2 P101 torch==2.14.1+cu126 --index-url"]),
     ("newest.Dockerfile", Query(gpus=["4090"], driver="550.54.14"), ["1 P107 python:3.12-slim", "2 P101 cu126"]),
     ("newest.Dockerfile", Query(gpus=["H100"], driver="610.43.02"), []),
+    # The base has cuda-compat.
+    ("newest.Dockerfile", Query(gpus=["H100"], driver="535.104.05"), []),
     ("extra-requirements.txt", Query(), ["3 P103 torch==2.5.1 --index-url", "4 P104 torchvision==0.23.0"]),
     ("xformers-requirements.txt", Query(), ["3 P105 xformers==0.0.33.post2"]),
     ("xformers-requirements.txt", Query(gpus=["GH200"]), ["1 P108 /whl/cu130"]),
@@ -64,6 +66,17 @@ LINES = [
     ("pip install torch==$TORCH torchvision==0.1", ""),
     ("conda install pytorch=2.7 -c conda-forge", ""),
     ("conda install pytorch==2.7.0 -c pytorch", "P106"),
+    ("pip install torch==2.8 torchvision==0.23", ""),
+    ("pip install torch==2.5 -i https://x.example/whl/cu121", ""),
+    ("pip install 'torch==2.8.0; sys_platform ~= \"linux\"'", ""),
+    ("ENV UV_EXTRA_INDEX_URL=https://x.example/whl/cu128\nRUN uv pip install torch==2.8.0+cu128", ""),
+    ("ENV PIP_EXTRA_INDEX_URL https://x.example/whl/cu128\nRUN pip install torch==2.8.0+cu128", ""),
+    ("ENV PIP_EXTRA_INDEX_URL https://x.example/whl/cu126\nRUN pip install torch==2.8.0+cu128", "P102"),
+    ("ARG PIP_INDEX_URL\nRUN pip install torch==2.8.0+cu128", ""),
+    ("ENV PIP_CONFIG_FILE=/etc/site.conf\nRUN pip install torch==2.8.0+cu128", ""),
+    ("ENV PIP_FIND_LINKS=/wheels\nRUN pip install torch==2.8.0+cu128", ""),
+    ("FROM python:3.13-slim AS lint\nFROM nvidia/cuda:12.1.1-base-ubuntu22.04\nRUN pip install torch==2.1.2", ""),
+    ("FROM python:3.13-slim AS first\nFROM first\nRUN pip install torch==2.1.2", "P101"),
 ]
 
 
@@ -92,6 +105,13 @@ def _answers(row: str, finding: PinFinding) -> bool:
 @each(("line", "expected"), LINES)
 def test_each_line_is_understood(line: str, expected: str) -> None:
     assert [f.id for f in findings(Document("setup.sh", line, "settings"), Query())] == expected.split()
+
+
+def test_a_wheel_that_needs_cuda_compat_runs_only_in_an_image_that_has_it() -> None:
+    query = Query(gpus=["H100"], driver="535.104.05")
+    [finding] = findings(Document("setup.sh", "pip install torch==2.14.1", "settings"), query)
+    assert (finding.id, "cuda-compat" in finding.what) == ("P101", True)
+    assert finding.fix.startswith("write torch==2.14.1+cu126 --index-url")
 
 
 PIECES = st.sampled_from([line for path in sorted(DATA.iterdir()) for line in path.read_text().split("\n")])
