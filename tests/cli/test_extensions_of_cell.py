@@ -240,7 +240,8 @@ def test_a_project_s_wheel_without_a_hash_is_trusted_once(
     bodies = [b"<html>a login page</html>", content.getvalue()]
     server = servers.start(Server(lambda _: Answer(body=bodies.pop(0)) if bodies else Answer(404)))
     where = f'project, where: "{server.url}/v1/", file: "myext-1.0+cu12-{{tag}}-linux_x86_64.whl"'
-    (tmp_path / "own.yaml").write_text(OWN.replace("pypi", where))
+    own = OWN.replace("pypi", where).replace("name: myext", "name: myext\n    aliases: [oldext]")
+    (tmp_path / "own.yaml").write_text(own)
     extensions, spec = known_extensions(tmp_path / "own.yaml"), make_spec(matrix, cell, [])
 
     def wanted(**hashes: str) -> WantedFile:
@@ -248,6 +249,8 @@ def test_a_project_s_wheel_without_a_hash_is_trusted_once(
         return file
 
     assert wanted(myext="a" * 64).sha256 == "a" * 64
+    (by_alias,) = pinned_to_fit(matrix, spec, ["oldext"], extensions, hashes={"oldext": "b" * 64}).files
+    assert by_alias.sha256 == "b" * 64
     first = wanted()
     assert first.sha256 == ""
     with pytest.raises(UnavailableError, match="something that is no wheel"):
@@ -262,3 +265,5 @@ def test_a_project_s_wheel_without_a_hash_is_trusted_once(
     record.write_text("no hash\n")
     with pytest.raises(ConfigError, match="holds no sha256"):
         wanted()
+    with pytest.raises(ConfigError, match="--sha256 myext: this build takes no wheel of myext from its project"):
+        pinned_to_fit(matrix, spec, ["myext"], known_extensions(), hashes={"myext": "a" * 64})

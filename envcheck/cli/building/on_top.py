@@ -195,9 +195,10 @@ def pinned_to_fit(
 ) -> PinnedExtensions:
     """Return the requirements with each known extension pinned to the newest release that fits the spec's cell.
 
-    `hashes` are the sha256 that the user gives for wheels of projects, by the project's name.
+    `hashes` are the sha256 that the user gives for wheels of projects, by the name in `requirements`.
 
-    Raises ConfigError for one that cannot fit: METADATA mostly lets the installer take it. What is not known is said.
+    Raises ConfigError for a hash that no file takes, and for a requirement that cannot fit: METADATA mostly lets the
+    installer take it. What is not known is said.
     Requirements with extras or markers are left to the installer, and so are all on a cell without CUDA but for those
     that have no wheel and compile for the CPU.
     """
@@ -209,7 +210,11 @@ def pinned_to_fit(
         if chosen is None:
             pinned.requirements.append(_without_refused(matrix, spec, line, extensions, gpus) if known else line)
         else:
-            _add(pinned, chosen, spec, line, (hashes or {}).get(chosen.name))
+            _add(pinned, chosen, spec, line, (hashes or {}).get(canonicalize_name(Requirement(line).name)))
+    for name, digest in (hashes or {}).items():
+        if digest not in [file.sha256 for file in pinned.files]:
+            message = f"--sha256 {name}: this build takes no wheel of {name} from its project"
+            raise ConfigError(message, fix="leave it out: the lock holds what an index serves to its hash")
     return pinned
 
 
