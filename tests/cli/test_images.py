@@ -24,7 +24,7 @@ from envcheck.images.targets import SHARED_GROUPS
 from envcheck.matrix.facts.model import Cell, HostArch
 from envcheck.matrix.file.load import load
 from envcheck.node import collect
-from envcheck.node.snapshot import Signal, Snapshot
+from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from tests.tables import each
 
 CELL = "torch2.13.0-cpu-py311"
@@ -59,6 +59,16 @@ def test_cells_without_a_lock_are_named_with_what_to_do(
     assert lines[2].split()[:2] == ["torch2.13.0-cu130-py311", "NO"]
     assert "  torch2.13.0-cu130-py311: run `envcheck lock torch2.13.0-cu130-py311` where" in shown.output
     assert max(len(line) for line in lines[:-1]) <= 80
+
+
+def test_nothing_runs_on_a_gpu_that_is_older_than_all_on_record(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu("GPU-0", {"name": Signal("Tesla K40m"), "compute_capability": Signal("3.5")})
+    node = Snapshot("", {"driver.version": Signal("470.256.02")}, [gpu])
+    monkeypatch.setattr(collect, "identify", lambda: node)
+    shown = run("images", CELL)
+    assert (shown.exit_code, shown.output.splitlines()[1].split()[:3]) == (0, [CELL, "yes", "none"])
 
 
 def test_the_list_is_of_what_runs_on_the_machine_that_is_described(run: Callable[..., Result]) -> None:

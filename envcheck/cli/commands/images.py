@@ -99,7 +99,8 @@ def _selected(matrix: Matrix, options: ImagesListOptions) -> list[CellTargets]:
     chosen = [(cell, targets) for cell, targets in named if targets]
     query = Query(gpus=[*options.gpus], driver=options.driver, python=options.python, cuda=options.cuda)
     if chosen and query != Query():
-        chosen = [(cell, targets) for cell, targets in chosen if str(cell) in _running(matrix, query)]
+        running = _running(matrix, query)
+        chosen = [(cell, targets) for cell, targets in chosen if str(cell) in running]
         if not chosen:
             message = "no selected cell runs there"
             raise NothingLegalError(message, fix="`envcheck resolve` with the same options says why")
@@ -121,7 +122,7 @@ def _running_here(matrix: Matrix) -> set[str]:
 
     try:
         return _running(matrix, fill(matrix, Query(), collect.identify(), "").query.replace(python=None))
-    except UnavailableError:
+    except (UnavailableError, ConfigError):  # of a GPU before the oldest on record, say
         return set()
 
 
