@@ -70,8 +70,8 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a run came to. `check` and `summary` are of the first outcome that decided; empty for a pass.
 
-    `of_node`: hardware, driver or operating system of the node failed, not the environment alone. `covered` are the
-    checks that found nothing, `again` those that failed or gave no answer.
+    `of_node`: hardware, driver or operating system of the node failed, not the environment alone; `node_unsure`: a
+    check of them gave no answer. `covered` are the checks that found nothing, `again` those that failed or gave none.
     """
 
     schema: Literal["envcheck/gate/1"] = "envcheck/gate/1"
@@ -87,6 +87,7 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     require_gpu: bool = False
     only_gpu_required: bool = False
     of_node: bool = False
+    node_unsure: bool = False
     covered: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
     report: str = ""
@@ -156,6 +157,9 @@ def of_report(report: RunReport, subject: GatedEnvironment, at: Boot, where: str
         require_gpu=report.plan.require_gpu,
         only_gpu_required=status == "fail" and all(row.code == _GPU_REQUIRED for row in failed),
         of_node=status == "fail" and first is not None and of_node(first, report),
+        node_unsure=any(
+            (row.kind, row.status) == ("node", "error") and of_node(row, report) for row in report.outcomes
+        ),
         covered=tuple(covered),
         again=tuple(row.id for row in report.outcomes if row.status in ("fail", "error")),
         report=where,
@@ -269,8 +273,9 @@ def to_recheck(node: str) -> list[NodeVerdict]:
 
 def merged(new: NodeVerdict, kept: NodeVerdict) -> NodeVerdict:
     """Return what a run of a kept verdict's `again` alone makes of it; a check that did not run gave no answer."""
-    missed = [name for name in kept.again if name not in new.covered]
-    if new.status != "pass" or not missed:
+    # What else failed is no answer either, unless it is the node's own fault.
+    missed = [name for name in kept.again if name not in new.covered and name not in new.again]
+    if new.of_node or new.status == "error" or not missed:
         return msgspec.structs.replace(new, covered=tuple(dict.fromkeys((*kept.covered, *new.covered))))
     why = "it failed before, and it was skipped now"
     return msgspec.structs.replace(new, status="error", check=missed[0], summary=why, again=kept.again)

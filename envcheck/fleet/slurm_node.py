@@ -33,17 +33,20 @@ def drain(node: str, reason: str, percent: float) -> str:
     """Drain a node; return "", or why it was left as it is. Raises OSError where Slurm does not answer.
 
     The nodes are counted again afterwards: of many that fail in the same moment, those that went over the limit take
-    it back, so that never more than the limit stay drained.
+    it back, so that never more than the limit stay drained. What somebody else has drained meanwhile stays so.
     """
     rows = nodes()
     other = next((row for row in rows if row.name == node and row.others), None)
     if other is not None:
         return f"it is drained already: {other.reason}"
+    if any(row.name == node and "drain" in row.state for row in rows):
+        return ""
     refused = over_limit(rows, node, percent, 1)
     if not refused:
         _scontrol("update", f"nodename={node}", "state=drain", f"reason={reason}")
-        refused = over_limit(nodes(), node, percent, 0)
-        if refused:
+        after = nodes()
+        refused = over_limit(after, node, percent, 0)
+        if refused and all(row.reason == reason.strip() for row in after if row.name == node):
             _scontrol("update", f"nodename={node}", "state=resume")
     return refused
 

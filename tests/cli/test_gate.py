@@ -70,11 +70,26 @@ def test_a_fresh_verdict_decides_and_only_a_failure_drains_with_its_reason(tmp_p
 
 def test_an_environments_fault_refuses_work_and_drains_no_node(tmp_path: Path) -> None:
     calls = scontrol(tmp_path)
-    keep("fail", check="installed-files", summary="torch/nn/modules/linear.py is not the one that was installed")
+    found = {"check": "installed-files", "summary": "torch/nn/modules/linear.py is not the one that was installed"}
+    keep("fail", **found)
     assert gate().exit_code == 1
     result = gate("--drain")
     assert (result.exit_code, "warning: n7 may take work; this environment fails" in result.stderr) == (0, True)
+    keep("fail", **found, node_unsure=True)
+    for policy, code in (("refuse", 3), ("admit", 0)):
+        result = gate("--drain", "--on-error", policy)
+        assert (result.exit_code, "undetermined: a check of the node gave no answer" in result.stderr) == (code, True)
     assert not calls.exists()
+
+
+def test_without_slurms_tools_a_failed_check_still_refuses_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    keep("fail", check="ecc", summary="2 errors", of_node=True)
+    result = gate("--drain", "--on-error", "admit")
+    assert (result.exit_code, result.stdout) == (1, "envcheck: ecc: 2 errors\n")
+    assert "warning: n7 is not drained: sinfo is not on PATH" in result.stderr
 
 
 @each(
@@ -84,23 +99,29 @@ def test_an_environments_fault_refuses_work_and_drains_no_node(tmp_path: Path) -
         ({"n1": "envcheck: ecc: 2 errors", "n2": "envcheck: xid: 79"}, "10", "2 of the 20 nodes of partition gpu"),
         ({"n1": "maintenance", "n2": "a fan"}, "0", ""),
         ({"n7": "maintenance"}, "10", "it is drained already: maintenance"),
+        ({"n7": "envcheck: ecc: 1 error", "n1": "envcheck: xid: 79", "n2": "envcheck: xid: 79"}, "10", None),
     ],
 )
 def test_no_more_of_a_partition_is_drained_than_the_limit(
-    tmp_path: Path, reasons: dict[str, str], percent: str, words: str
+    tmp_path: Path, reasons: dict[str, str], percent: str, words: str | None
 ) -> None:
     calls = scontrol(tmp_path, reasons=reasons)
     keep("fail", check="ecc", summary="2 errors", of_node=True)
     result = gate("--drain", "--max-drained", percent)
-    assert (result.exit_code, words in result.stderr, calls.exists()) == (0 if words else 1, True, not words)
+    assert (result.exit_code, (words or "") in result.stderr) == (0 if words else 1, True)
+    assert calls.exists() == (words == ""), "what envcheck drained stays as it is"
 
 
-def test_of_many_that_fail_in_one_moment_those_over_the_limit_take_it_back(tmp_path: Path) -> None:
-    others = "\n".join(f"n{number}|gpu*|drained|envcheck: ecc: 2 errors" for number in (1, 2, 7))
-    calls = scontrol(tmp_path, f'echo "$@" >> "${{0%/*}}/calls"\necho "{others}" >> "${{0%/*}}/nodes"')
+@each("reason, states", [("envcheck: ecc: 2 errors", ["drain", "resume"]), ("a fan", ["drain"])])
+def test_of_many_that_fail_in_one_moment_those_over_the_limit_take_it_back(
+    tmp_path: Path, reason: str, states: list[str]
+) -> None:
+    others = "\n".join(f"n{number}|gpu*|drained|envcheck: ecc: 2 errors" for number in (1, 2, 3))
+    after = f'sed -i "s/^n7|.*/n7|gpu*|drained|{reason}/" "${{0%/*}}/nodes"\necho "{others}" >> "${{0%/*}}/nodes"'
+    calls = scontrol(tmp_path, f'echo "$@" >> "${{0%/*}}/calls"\n{after}')
     keep("fail", check="ecc", summary="2 errors", of_node=True)
     assert gate("--drain").exit_code == 0
-    assert [line.split()[2] for line in calls.read_text().splitlines()] == ["state=drain", "state=resume"]
+    assert [line.split()[2] for line in calls.read_text().splitlines()] == [f"state={state}" for state in states]
 
 
 def test_without_a_fresh_verdict_a_prolog_starts_no_check_and_admits() -> None:
@@ -128,6 +149,43 @@ def test_after_a_repair_what_failed_runs_again_and_the_node_is_resumed(
     called = noted.read_text() if noted.exists() else ""
     assert called == ("" if code else "update nodename=n7 state=resume\n"), "only a pass resumes"
     assert gate("--kept-only").exit_code == bool(code), "the gate goes by the new verdict; no answer takes nothing back"
+
+
+@each(
+    "found, code",
+    [
+        ([row("ecc", "skip", kind="node"), row("installed-files", "fail")], 3),
+        ([row("ecc", kind="node"), row("installed-files", "fail"), row("lost-gpus", "error", kind="node")], 3),
+        ([row("ecc", "skip", kind="node"), row("xid", "fail", kind="node")], 1),
+        ([row("ecc", kind="node"), row("installed-files", "fail")], 0),
+    ],
+)
+def test_an_environments_fault_is_no_answer_to_one_of_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: list[Any], code: int
+) -> None:
+    monkeypatch.setattr("envcheck.fleet.gate.run_checks", lambda *_, **__: report(*found, mode="cpu"))
+    noted = scontrol(tmp_path, reasons={"n7": "envcheck: ecc: 2 errors"})
+    keep("fail", check="ecc", summary="2 errors", of_node=True, again=("ecc",))
+    result = CliRunner().invoke(command_module.command, ["--recheck"], obj=Settings(None, verbose=False, quiet=False))
+    assert (result.exit_code, noted.exists()) == (code, not code), result.output
+
+
+@each("of_node, code", [(False, 0), (True, 3)])
+def test_an_environment_that_is_gone_holds_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, of_node: bool, code: int
+) -> None:
+    monkeypatch.setattr("envcheck.fleet.gate.run_checks", lambda *_, **__: report(row("ecc"), mode="cpu"))
+    noted = scontrol(tmp_path, reasons={"n7": "envcheck: ecc: 2 errors"})
+    monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path / str(of_node)))
+    gone = GatedEnvironment(kind="python", name="/gone/bin/python", state="1")
+    keep("fail", check="xid", subject=gone, of_node=of_node, again=("xid",))
+    call = command_module.command, ["--recheck"]
+    settings = Settings(None, verbose=False, quiet=False)
+    assert "no Python at /gone/bin/python" in str(CliRunner().invoke(*call, obj=settings).exception)
+    keep("fail", check="ecc", of_node=True, again=("ecc",))
+    result = CliRunner().invoke(*call, obj=settings, catch_exceptions=False)
+    assert (result.exit_code, noted.exists()) == (code, not code), result.output
+    assert f"; delete {verdicts.path_of('n7', gone)}" in result.stderr
 
 
 @each("reason", ["maintenance", "none"])

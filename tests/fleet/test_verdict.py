@@ -93,6 +93,11 @@ def test_the_verdict_of_a_run_names_the_first_check_that_decided() -> None:
     assert undetermined is not None
     assert (undetermined.status, undetermined.check) == ("error", "nvml")
     assert gate.of_report(report(row("matmul"), ended=""), PYTHON, NOW) is None, "it was cut short"
+    for kind, unsure in (("node", True), ("env", False)):
+        run = report(row("ddp", "fail"), row("gemm-throughput", "error", kind=kind))
+        made = gate.of_report(run, PYTHON, NOW)
+        assert made is not None
+        assert (made.status, made.of_node, made.node_unsure) == ("fail", False, unsure)
 
 
 @each(

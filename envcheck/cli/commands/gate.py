@@ -88,6 +88,9 @@ def _acted(options: GateOptions, settings: Settings, verdict: NodeVerdict, sourc
     """Drain, taint or mark the node, as --drain asks for, and return the exit code."""
     node, failed = verdict.at, verdict.status == "fail"
     if options.drain and failed and not verdict.of_node:
+        if verdict.node_unsure:
+            line = f"a check of the node gave no answer; this environment fails: {verdict.decided_by}"
+            return _admitted_or(options, f"{line}; see with `envcheck run` what to do", UnavailableError.exit_code)
         say(f"warning: {node.node} may take work; this environment fails: {verdict.decided_by}")
         return 0
     if options.drain and gate.in_pod():
@@ -137,6 +140,10 @@ def _drained(options: GateOptions, verdict: NodeVerdict) -> int:
         return 1
     try:
         refused = slurm_node.drain(name, verdict.reason, options.max_drained)
+    except FileNotFoundError as error:
+        say(f"warning: {name} is not drained: {error.strerror}")
+        click.echo(verdict.reason)
+        return 1
     except OSError as error:
         return _admitted_or(options, f"{name} is not drained: {error.strerror}; {verdict.reason}", 3)
     if refused:
@@ -154,14 +161,15 @@ def _rechecked(node: Boot) -> int:
     if not kept:
         message = f"no verdict of {node.node} is kept in {state_path('gate')}"
         raise ConfigError(message, fix="give its node's name in SLURMD_NODENAME, and the directory in ENVCHECK_HOME")
-    new = [_run_again(verdict, node) for verdict in kept]
+    new, unanswered = _run_all_again(kept, node)
     for verdict in new:
         if verdict.status != "pass":
             say(f"{verdict.status}: {verdict.decided_by}")
     # What is the environment's fault has drained no node, and holds none.
-    bad = [verdict for verdict in new if verdict.of_node or verdict.status == "error"]
-    if bad:
-        return 1 if any(verdict.status == "fail" for verdict in bad) else UnavailableError.exit_code
+    if any(verdict.of_node for verdict in new):
+        return 1
+    if unanswered or any(verdict.node_unsure or verdict.status == "error" for verdict in new):
+        return UnavailableError.exit_code
     if gate.in_pod():
         refused = _mark(node.node, new[0])
     else:
@@ -176,6 +184,27 @@ def _rechecked(node: Boot) -> int:
     return 0
 
 
+def _run_all_again(kept: list[NodeVerdict], node: Boot) -> tuple[list[NodeVerdict], bool]:
+    """Return the new verdicts, and whether a fault of the node, found in an environment that is gone, has no answer."""
+    new = {verdict: _unless_gone(verdict, node) for verdict in kept}
+    answers = [answer for answer in new.values() if isinstance(answer, NodeVerdict)]
+    gone = {verdict: answer for verdict, answer in new.items() if isinstance(answer, ConfigError)}
+    for verdict, error in gone.items():
+        file = gate.path_of(node.node, verdict.subject)
+        say(f"left out: {verdict.subject.name}: {error.message}; delete {file}")
+    if not answers:
+        raise next(iter(gone.values()))
+    answered = {name for answer in answers for name in answer.covered}
+    return answers, any(verdict.of_node and not answered.issuperset(verdict.again) for verdict in gone)
+
+
+def _unless_gone(kept: NodeVerdict, node: Boot) -> NodeVerdict | ConfigError:
+    try:
+        return _run_again(kept, node)
+    except ConfigError as error:
+        return error
+
+
 def _run_again(kept: NodeVerdict, node: Boot) -> NodeVerdict:
     """Run what failed; all checks if the node was booted, or its driver, GPUs or environment changed since."""
     image, _, inside = kept.subject.name.partition(" ")
@@ -188,7 +217,9 @@ def _run_again(kept: NodeVerdict, node: Boot) -> NodeVerdict:
     question = GateQuestion(subject, kept.level, kept.require_gpu, math.inf)
     new = _run(target or _target(options), question, None, kept.again if same else ())
     new = gate.merged(new, kept) if same else new
-    if new.status == "error":  # the failure stays until an answer takes it back
+    if new.status == "error" or (
+        new.node_unsure and not new.of_node
+    ):  # the failure stays until an answer takes it back
         return new
     try:
         gate.keep(new)
