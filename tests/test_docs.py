@@ -74,7 +74,8 @@ def shown() -> Iterator[PageCommand]:
         for block in re.findall(r"(?ms)^ *```console\n(.*?)^ *```$", page.read_text(encoding="utf-8")):
             for part in re.split(r"(?m)^ *\$ ", block)[1:]:
                 command, _, output = part.partition("\n")
-                yield PageCommand(page.name, command.strip(), output.strip("\n"))
+                # The README's first commands call an environment that they have just made.
+                yield PageCommand(page.name, command.strip().removeprefix("ec/bin/"), output.strip("\n"))
 
 
 ALL = list(shown())
