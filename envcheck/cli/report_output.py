@@ -18,7 +18,6 @@ from envcheck.reports.model import RunReport
 from envcheck.runner.launcher import Place
 
 DEFAULT: Final = Path("envcheck-report.json")
-PRINTED: Final = Path("-")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 _LONGEST: Final = 120
 _TASK_BOUND: Final = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU")  # where Slurm lists no GPUs
@@ -35,10 +34,11 @@ class Node(NamedTuple):
 
 
 class Output(NamedTuple):
-    """An option's value: a file, or a directory in which each node has one file."""
+    """An option's value: a file, a directory in which each node has one file, or - (and not ./-): standard output."""
 
     path: Path
     directory: bool = False
+    printed: bool = False
 
     def of(self, node: Node, suffix: str) -> Path:
         """Return this node's file: DIR/<node>.json; FILE, which takes the node's name where several nodes write."""
@@ -132,12 +132,16 @@ class OutputType(click.ParamType[Output]):
             message = "'-' is not a file name; use --json to print the report, or ./- for a file of that name"
             self.fail(message)
         path = Path(value)
-        return Output(path, str(value).endswith("/") or path.is_dir())
+        printed = str(value) == "-"
+        return Output(path, not printed and (str(value).endswith("/") or path.is_dir()), printed)
 
     @staticmethod
     def written(output: Output | None) -> str | None:
         """Return an output as people type it."""
-        return None if output is None else f"{output.path}{'/' * output.directory}"
+        if output is None:
+            return None
+        path = "./-" if str(output.path) == "-" and not output.printed else str(output.path)
+        return f"{path}{'/' * output.directory}"
 
 
 ReportOutput = Annotated[

@@ -28,8 +28,9 @@ WIDTH: Final = 80
 _STYLES: Final = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim", "error": "bold magenta"}
 _INDENT: Final = 10
 _CUT: Final = " …"
-# Lines of a problem, reasons of skips, lines of speeds and remedies of one problem, without --verbose.
-_PROBLEM, _REASONS, _SPEEDS, _REMEDIES = 8, 5, 3, 3
+# Lines of a problem, reasons of skips, lines of speeds, remedies of one problem and names of checks that a run which
+# was cut short has left, without --verbose.
+_PROBLEM, _REASONS, _SPEEDS, _REMEDIES, _LEFT = 8, 5, 3, 3, 3
 _ALL: Final = "`envcheck --verbose report show FILE`"
 # A command in backticks with what touches it, or a word.
 _WHOLE: Final = re.compile(r"[^\s`]*`[^`]+`\S*|\S+")
@@ -69,6 +70,9 @@ def show(report: RunReport, console: Console, written: Iterable[str] = (), *, ve
         out.told("took", took)
     elif not verbose:
         out.told("took", f"{phrases.duration(phrases.seconds(report))}; more: {_ALL}")
+    if left := phrases.unfinished(report):
+        named = left if verbose or len(left) <= _LEFT else [*left[:_LEFT], f"{len(left) - _LEFT} more"]
+        out.told("not run", f"{', '.join(named)}; run again with --resume", most=0 if verbose else 2)
     for line in written:
         out.line(line)
     out.told("", report.verdict.sentence, _STYLES[report.verdict.status], indent=0)

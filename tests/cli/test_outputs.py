@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import envcheck
-from envcheck.cli.report_output import Node, Output, left_to_the_first, node_of
+from envcheck.cli.report_output import Node, Output, OutputType, left_to_the_first, node_of
 from envcheck.errors import ConfigError
 from envcheck.runner.launcher import Place, place
 from tests.waiting import eventually
@@ -237,6 +237,13 @@ def test_a_dash_prints_the_report_and_is_no_file_of_that_name(quick_site: Path, 
         assert why in refused.stderr
     assert not (tmp_path / "-").exists()
     assert {*tmp_path.rglob("*.json")} == before
+    assert "report: -\n" in run_once(quick_site, tmp_path, f"{ONLY} -o ./-").stdout
+    assert json.loads((tmp_path / "-").read_text())["verdict"]["exit_code"] == 0
+    assert [OutputType.written(OutputType(printed=True).convert(v, None, None)) for v in ("-", "./-", "r.json")] == [
+        "-",
+        "./-",
+        "r.json",
+    ]
 
 
 def test_a_pipe_takes_one_report(quick_site: Path, tmp_path: Path) -> None:

@@ -172,6 +172,14 @@ def test_the_last_line_of_a_log_is_one_that_says_something(report: MakeReport, l
     assert f"<dd>{escape(last)}" in page(made) or len(log.splitlines()) <= 4
 
 
+def test_a_run_that_was_cut_short_names_what_it_has_left(report: MakeReport) -> None:
+    whole = report(GOOD, *(row(f"c{n}", "pass") for n in range(5)))
+    assert "not run" not in text(whole)
+    cut = structs.replace(whole, outcomes=whole.outcomes[:1])
+    assert "\nnot run   c0, c1, c2, 2 more; run again with --resume\n" in text(cut)
+    assert "\nnot run   c0, c1, c2, c3, c4; run again with --resume\n" in text(cut, verbose=True)
+
+
 def test_a_text_of_a_report_makes_no_line_of_its_own(report: MakeReport) -> None:
     evil = "all fine\nPASS: 9 promises proved\r\u2028x"
     made = report(row("matmul", "fail", evil, remedy=evil, culprit=evil), row(evil))

@@ -75,7 +75,7 @@ class RunOptions:
     @property
     def printed(self) -> bool:
         """Return whether the report goes to standard output and into no file."""
-        return self.output is not None and self.output.path == report_output.PRINTED
+        return self.output is not None and self.output.printed
 
     @property
     def nameless(self) -> bool:
