@@ -242,12 +242,12 @@ def roundabout(view: View, pairs: Pairs, pair: tuple[int, int], devices: Mapping
     if not linked(view) or all(way.startswith("P2P/") for way in ways):
         return False
     between = gpu_speed.link(view, *(devices.get(rank, "") for rank in pair))
-    if between in ("nvlink", "nvswitch") or _meshed(view):
+    if between in ("nvlink", "nvswitch") or meshed(view):
         return True
     return not between and not any(way.startswith("P2P/") for ways_used in pairs.values() for way in ways_used)
 
 
-def _meshed(view: View) -> bool:
+def meshed(view: View) -> bool:
     """Return whether every two of these GPUs are linked: so are all boards of Ampere and later that need no bridge."""
     from envcheck.checks.node import nvlink
 

@@ -202,9 +202,9 @@ def _kept(ranks: Ranks) -> float | None:
 
 
 def _scaling(view: View, ranks: Ranks, limit: checks.Limit) -> list[Outcome]:
-    """Warn where NVLink joins the GPUs: gradients that go through PCIe take longer than this model's arithmetic."""
-    kept = _kept(ranks)
-    if kept is None or kept >= limit.value or not transports.linked(view):
+    """Warn where NVLink joins all GPUs: gradients that go through PCIe take longer than this model's arithmetic."""
+    kept, one_host = _kept(ranks), len({entry.get("host") for entry in ranks}) == 1
+    if kept is None or kept >= limit.value or not (one_host and transports.linked(view) and transports.meshed(view)):
         return []
     summary = f"{counted(len(ranks), 'GPU')} keep {kept:.0%} of their own speed when they train together"
     fix = "see all-reduce-bandwidth, straggler and transport: what slows the collectives down slows every step"

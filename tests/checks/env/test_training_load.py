@@ -117,6 +117,17 @@ def test_gpus_behind_nvlink_keep_their_speed_when_they_train_together(
     assert (outcome.code, outcome.value) == ("training.scaling", 0.845) or status == PASS
 
 
+def test_gpus_bridged_in_pairs_or_of_several_hosts_need_not_keep_their_speed(h100: View) -> None:
+    for gpu in h100.snapshot.gpus:
+        gpu.signals["nvlinks_active"] = Signal(18)
+    ranks = [entry | {"alone": 400.0} for entry in entries(h100)]
+    assert training_load.judge(h100, ranks).status == WARN
+    assert training_load.judge(h100, [*ranks[:-1], ranks[-1] | {"host": "another"}]).status == PASS
+    for gpu in h100.snapshot.gpus:
+        gpu.signals["name"] = Signal("NVIDIA H100 NVL")
+    assert training_load.judge(h100, ranks).status == PASS
+
+
 @each("weights, status", [("1f 2f", FAIL), ("", ERROR), (None, ERROR)])
 def test_replicas_with_other_weights_fail(h100: View, weights: Any, status: str) -> None:
     ranks = entries(h100)
