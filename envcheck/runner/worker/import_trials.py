@@ -33,6 +33,7 @@ VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH")
 LOCALE = {"LC_ALL": "C.UTF-8"}
 _TOGETHER = 120.0  # seconds for all trials; an import took at most plan["import_timeout"] before
 _SHOWN = 10
+_END = 4096
 # An import that the kernel ends for time or memory ends so again, and takes its time.
 _FINAL = ("SIGKILL", "SIGALRM", "SIGXCPU", "took longer")
 _CODE = """
@@ -84,12 +85,23 @@ def refuse(why: str) -> None:
 
 def lost(status: int, log: Path, timeout: float) -> str:
     """Say how a process ended while it imported torch: `status` is its exit code, or the negated signal."""
-    name = signal.Signals(-status).name if status < 0 else ""
+    name = _signal(-status) if status < 0 else ""
     if name == "SIGALRM":
         return f"importing torch took longer than {timeout:g} s"
-    last = process_limits.telling_line(log.read_bytes()[-4096:].decode(errors="replace")) if log.exists() else ""
+    last = process_limits.telling_line(_end(log)) if log.exists() else ""
     manner = f"died of {name}" if name else f"exited with code {status}"
     return process_limits.explained(f"the worker {manner} while importing torch{': ' if last else ''}{last}")
+
+
+def _signal(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+def _end(log: Path) -> str:
+    """Return the end of a log, of which a process may have made a file of any length."""
+    with log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _END))
+        return file.read(_END).lstrip(b"\0").decode(errors="replace")
 
 
 def measure(error: str, directory: Path) -> dict[str, Any]:
@@ -125,7 +137,7 @@ def _unlike() -> Iterator[str]:
         record = where / "RECORD"
         text = record.read_text(encoding="utf-8") if package.ledger == "RECORD" and record.exists() else ""
         for row in csv.reader(text.splitlines()):
-            if ".so" in row[0] and len(row) > 2 and row[2].isdecimal():  # noqa: PLR2004 (path, hash, size)
+            if len(row) > 2 and ".so" in row[0] and row[2].isdecimal():  # noqa: PLR2004 (path, hash, size)
                 path = Path(os.path.normpath(where.parent / row[0]))
                 actual = path.stat().st_size if path.exists() else 0
                 if actual != int(row[2]):

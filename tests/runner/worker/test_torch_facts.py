@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import os
 import subprocess
 import sys
 import textwrap
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from envcheck.checks.support import package_files
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner.execute import Run, validate
 from envcheck.runner.local_python import ChosenPython, LocalPython
@@ -182,6 +184,26 @@ def test_a_library_says_its_version_in_its_name_its_text_or_its_size(library: Ca
     assert import_trials.version(str(plain)) == "3.4.30"
     assert import_trials.version(str(named)) == "2.21.5"
     assert import_trials.version(str(named.rename(named.with_name("libz.so.1")))).endswith(" bytes")
+
+
+def test_an_import_that_was_lost_is_told_by_any_signal_and_the_end_of_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        file.truncate(1 << 36)
+        file.seek(0, os.SEEK_END)
+        file.write(b"OSError: gone\n")
+    assert import_trials.lost(-40, log, 1.0).startswith(
+        "the worker died of signal 40 while importing torch: OSError: g"
+    )
+    assert "died of SIGSEGV while" in import_trials.lost(-11, tmp_path / "none", 1.0)
+
+
+def test_a_blank_line_of_a_record_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "RECORD").write_text("a.py,,5\n\nlib.so,,5\n")
+    package = SimpleNamespace(where=str(tmp_path), ledger="RECORD")
+    monkeypatch.setattr(package_files, "packages", lambda: [package])
+    (unlike,) = import_trials.measure("SIGKILL", tmp_path)["unlike"]
+    assert unlike.endswith("lib.so: 0 bytes, and was installed with 5")
 
 
 def test_a_torch_that_has_touched_cuda_when_imported_is_spawned_not_forked(
