@@ -61,6 +61,7 @@ BINDING = {
     "KMP_AFFINITY": r"proclist=\[([^\]]*)\]",
     "OMP_PLACES": r"^(\{(?!.*\}:).*)",
 }
+_SPAN = re.compile(r"(\d{1,5})(?:[-:](\d{1,5}))?(?::(\d{1,5}))?")
 # Allocators and OpenMP runtimes that people preload on purpose: they replace malloc or threads, and nothing of CUDA.
 USUAL = re.compile(r"lib(jemalloc|tcmalloc\w*|mimalloc|iomp5|gomp|omp|stdc\+\+|gcc_s)(-[\w.]+)?\.so[\d.]*")
 NAMES = (*RULES, *THREADS, *BINDING, *ALLOCATOR, *INTERFACES)
@@ -169,10 +170,13 @@ def _binding(variables: dict[str, Any], threads: Any) -> Iterator[Outcome]:
 
 
 def _bound(name: str, value: str) -> set[int]:
-    """Return the cores that a list names; none of one that names places by a word, such as `cores`, or repeats them."""
+    """Return the cores that a list names; none of one that says more: `cores`, repeated, from last to first."""
     listed = re.search(BINDING[name], value)
-    spans = re.findall(r"(\d{1,5})(?:[-:](\d{1,5}))?(?::(\d{1,5}))?", listed[1] if listed else "")
-    cores: set[int] = set()
+    text, cores = listed[1] if listed else "", set[int]()
+    spans = _SPAN.findall(text)
+    downwards = name != "OMP_PLACES" and any(second and int(second) < int(low) for low, second, _ in spans)
+    if downwards or _SPAN.sub("", text).strip(" \t,{}"):
+        return cores
     for low, second, step in spans:
         first, by = int(low), int(step or 1) or 1
         cores.update(

@@ -19,7 +19,10 @@ LIMIT = checks.Limit(0, "requirements", "the packages' own metadata, as `pip che
 # Whoever brings the module `packaging`; uv and pip make environments without the first.
 READERS = ("packaging", "pip._vendor.packaging", "setuptools._vendor.packaging")
 # What a CUDA wheel of torch brings; NCCL, which nothing else needs on a CPU, tells that it was one.
-COMPANION = re.compile(r"nvidia-(?!ml-py).+|(pytorch-)?triton")
+COMPANION = re.compile(
+    r"nvidia-(cublas|cuda-(cupti|nvrtc|runtime)|cudnn|cufft|cufile|curand|cusolver|cusparse|cusparselt|nccl|nvjitlink"
+    r"|nvshmem|nvtx)(-cu\d\d)?|(pytorch-)?triton"
+)
 NCCL = re.compile(r"nvidia-nccl-cu\d\d")
 FAMILY = re.compile(r"(torch|torchvision|torchaudio|triton) ")
 _SHOWN = 3

@@ -139,6 +139,8 @@ def test_a_proxy_that_leaves_loopback_alone_passes(cpu: View, clean: pytest.Monk
         ("GOMP_CPU_AFFINITY", "0-99999999999", 4, PASS),
         ("KMP_AFFINITY", "verbose,explicit,proclist=[0-1,{1}]", 4, WARN),
         ("KMP_AFFINITY", "explicit,proclist=[0,1,{2,3}]", 4, PASS),
+        ("KMP_AFFINITY", "explicit,proclist=[7-0:-1]", 4, PASS),
+        ("KMP_AFFINITY", "explicit,proclist=[0,7-1]", 4, PASS),
         ("KMP_AFFINITY", "granularity=fine,compact,1,0", 4, PASS),
         ("OMP_PLACES", "{0,1},{2}", 4, WARN),
         ("OMP_PLACES", "{0:2},{2:2}", 4, PASS),

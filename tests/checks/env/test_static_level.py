@@ -284,6 +284,8 @@ def measured_in(monkeypatch: pytest.MonkeyPatch, *sites: Path) -> dict[str, Any]
         ([("nvidia-nccl-cu12", "2.21"), ("triton", "3.1")], WARN, "is there still: nvidia-nccl-cu12, triton"),
         ([("nvidia-nccl-cu12", "2.21"), ("cupy", "13", 'nvidia-nccl-cu12; extra == "all"')], PASS, "2 packages"),
         ([("nvidia-cudnn-cu12", "9.1"), ("nvidia-ml-py", "12")], PASS, "2 packages"),
+        ([("nvidia-nccl-cu12", "2.21"), ("nvidia-modelopt", "0", "nvidia-nccl-cu12")], PASS, "2 packages"),
+        ([("nvidia-nccl-cu12", "2.21"), ("nvidia-dali-cuda120", "1")], WARN, "is there still: nvidia-nccl-cu12"),
     ],
 )
 def test_requirements_on_each_side(
