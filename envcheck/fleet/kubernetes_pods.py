@@ -52,6 +52,8 @@ def pod_parts(asked: PodOptions, gpus: int, nodes: int, *, drain: bool) -> dict[
     resources, selector = _once("resource", given["resource"]), _once("node-selector", given["node_selector"])
     if GPU in resources:
         refuse(f"--resource {GPU} is a second number of GPUs", "give --gpus")
+    if asked.gang == "volcano" and asked.scheduler not in (None, "volcano"):
+        refuse("--scheduler is not Volcano's, and --gang volcano needs it", "leave --scheduler out")
     claims = [{"name": f"claim-{at}", "resourceClaimTemplateName": name} for at, (name,) in enumerate(given["claim"])]
     require_gpu = bool(gpus or claims or any(name.startswith("nvidia.com/") for name in resources))
     tolerations = [_toleration(GPU, None, "NoSchedule")] if require_gpu else []

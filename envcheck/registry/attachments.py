@@ -44,12 +44,11 @@ _UNKNOWN: Final = {"MANIFEST_BLOB_UNKNOWN", "BLOB_UNKNOWN"}
 # Manifests that are read at once, and the most that are attached to one image before something is wrong.
 _AT_ONCE: Final = 8
 _MOST: Final = 10_000
-# Bytes: an attachment's manifest with its inline proof (ours have 45 KiB), the envelope of a larger one, all that is
-# attached to one image (600 proofs), and to all images that one command looks at.
+# Bytes: an attachment's manifest with its inline proof (ours have 45 KiB), the envelope of a larger one, and all that
+# is attached to one image (600 proofs). What all images have grows with the repository, and has no bound.
 _MOST_ATTACHED: Final = 1 << 16
 _MOST_ENVELOPE: Final = 1 << 18
 _MOST_OF_IMAGE: Final = 1 << 25
-_MOST_OF_ALL: Final = 1 << 28
 # Statuses by which a registry says that it has no referrers API.
 _NO_API: Final = (400, 404, 405, 501)
 _ANNOTATIONS: Final = bundle_annotations(PREDICATE_TYPE)
@@ -206,15 +205,13 @@ class Allowance:
     """The bytes that may still be read of what is attached to one image: whoever can push could attach any number."""
 
     def __init__(self, repository: Repository) -> None:
-        self._repository, self._of_image = repository, 0
+        self._name, self._of_image = repository.reference.name, 0
 
     def take(self, size: int) -> None:
         """Count bytes that are about to be read, at most. Raise LyingError where they are too many."""
         self._of_image += size
-        self._repository.attached += size
-        if self._of_image > _MOST_OF_IMAGE or self._repository.attached > _MOST_OF_ALL:
-            what = f"{self._repository.reference.name}: what is attached to one image has over {_MOST_OF_IMAGE} bytes"
-            what += f", or to all of them over {_MOST_OF_ALL}"
+        if self._of_image > _MOST_OF_IMAGE:
+            what = f"{self._name}: what is attached to one image has over {_MOST_OF_IMAGE} bytes"
             refuse(what, "delete attachments that nobody needs, as proofs older than max_age", LyingError)
 
 
@@ -365,7 +362,7 @@ def _refuse_entry(repository: Repository, digest: str, what: str) -> NoReturn:
 
 def _is_attestation(entry: Descriptor, stored: StoredManifest) -> bool:
     """Tell whether an entry is what a builder says of an image: no engine runs it, whatever its platform."""
-    marked = entry.annotations.get(_ATTESTATION[0]) == _ATTESTATION[1]
+    marked = (entry.annotations or {}).get(_ATTESTATION[0]) == _ATTESTATION[1]
     nowhere = entry.platform is not None and entry.platform.normal == ("unknown", "unknown")
     return marked and nowhere and all(layer.media_type == _IN_TOTO for layer in stored.image().layers)
 

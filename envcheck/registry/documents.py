@@ -158,7 +158,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     size: Annotated[int, msgspec.Meta(ge=0)]
     platform: Platform | None = None
     data: str = ""
-    annotations: dict[str, str] = {}
+    annotations: dict[str, Any] | None = None  # others write null, and values that are no text
 
     @property
     def content(self) -> bytes | None:

@@ -101,8 +101,6 @@ class Repository:
         self._path = f"/v2/{reference.repository}"
         # The registry answered that it has no such path; it is asked once.
         self.lacks_referrers = False
-        # Bytes of attachments that were read of all images, which attachments.Allowance bounds.
-        self.attached = 0
 
     def ask(self, request: RegistryRequest) -> RegistryReply:
         """Return the answer with its body. Raise an error of `documents` where there is none."""

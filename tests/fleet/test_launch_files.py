@@ -277,6 +277,8 @@ def test_what_cannot_stand_in_a_file_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError) as refused:
         launch_files("kubernetes" if value is None else "slurm", VALUES._replace(**{name: value}))
     assert "\n" not in str(refused.value)
+    with pytest.raises(ConfigError, match="--scheduler is not Volcano's"):
+        launch_files("kubernetes", VALUES._replace(pods=PodOptions(gang="volcano", scheduler="mine")))
     with pytest.raises(ConfigError, match="twice"):
         launch_files("kubernetes", VALUES._replace(variables=("NCCL_A=1", "NCCL_A=2")))
 

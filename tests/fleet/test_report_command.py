@@ -171,6 +171,10 @@ def test_the_history_says_how_often_and_for_what(tmp_path: Path) -> None:
     assert text.startswith("n1: failed in 2 of 3 runs\n2026-11-22T09:00:00+00:00 n1 ")
     assert text.count("gemm-throughput [speed.slow]") == text.count("ecc [speed.slow]") == 2
     assert max(map(len, text.splitlines())) <= 80
+    write(tmp_path / "r/3", node_report("n1.site"))
+    for name in ("n1", "N1", "n1.site"):
+        assert run("report", str(tmp_path), "--history", name).stdout.startswith(f"{name}: failed in 2 of 4 runs\n")
+    (tmp_path / "r/3/n1.site.json").unlink()
     text = run("report", str(tmp_path), "--history", uuid[:16]).stdout
     assert text.startswith(f"{uuid[:16]}: failed in 2 of 3 runs\n")
     assert "ecc" not in text

@@ -169,6 +169,7 @@ STRANGERS: dict[str, tuple[dict[str, Any], str]] = {
     "other spelling": ({"platform": {"os": "Linux", "architecture": "aarch64"}}, "the image for arm64: no-proof"),
     "without a platform": ({}, "the image for arm64: no-proof"),
     "what its config denies": ({"platform": {"os": "linux", "architecture": "s390x"}}, "linux/arm64 by its config"),
+    "with annotations of null": ({"annotations": None}, "the image for arm64: no-proof"),
     "called an attestation": (
         {
             "platform": {"os": "unknown", "architecture": "unknown"},

@@ -75,7 +75,7 @@ def report(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG
     expected = [] if options.expect is None else unfold(options.expect)
     files = read_files(options.places)
     if options.history is not None:
-        past = history_lines(files, options.history)
+        past = history_lines(summary.under_one_name(files, [options.history]), options.history)
         click.echo("\n".join(part for line in past for part in shown.wrapped(line, "")))
         return 0
     question = summary.FleetQuestion(time.time(), expected, options.max_age, options.strict, options.places)

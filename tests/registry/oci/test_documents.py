@@ -37,6 +37,13 @@ def test_a_document_that_is_none_or_of_two_types_is_refused(content: bytes, cont
         read_manifest(content, content_type, "it").image()
 
 
+@each("annotations", [None, {"size": 1}, {}])
+def test_what_others_annotate_an_entry_with_is_no_reason_to_refuse_it(annotations: object) -> None:
+    entry = {"mediaType": OCI_MANIFEST, "digest": DIGEST, "size": 7, "annotations": annotations}
+    index = read_manifest(json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode(), OCI_INDEX, "it").index()
+    assert [one.annotations for one in index.manifests] == [annotations]
+
+
 @given(content=st.binary(max_size=300), content_type=st.sampled_from([OCI_MANIFEST, OCI_INDEX, ""]))
 def test_any_bytes_are_a_document_or_a_refusal(content: bytes, content_type: str) -> None:
     for one in (content, CONTENT.replace(b"schemaVersion", content)):
