@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,16 +100,6 @@ def test_through_a_sites_mirror(clone: Clone, tmp_path: Path) -> None:
         + machine.docker("history", "--no-trunc", "mirrored:1").stdout
     )
     assert {name for name, canary in machine.canaries.items() if canary in told} == set()
-
-
-def test_with_nothing_but_the_engines_network(clone: Clone) -> None:
-    asked = [sys.executable, "-m", "pip", "--isolated", "--timeout=10", "--retries=0", "index", "versions", "uv"]
-    alone = {"PATH": os.environ["PATH"], "PIP_CONFIG_FILE": os.devnull}
-    if subprocess.run(asked, capture_output=True, check=False, env=alone).returncode != 0:
-        pytest.skip("this machine does not allow pip to reach its default index")
-    done = clone.build("alone:1", "--network=host")
-    assert done.returncode == 0, done.stderr
-    assert "base: used pypi-default" in done.stderr
 
 
 @pytest.fixture
