@@ -1,7 +1,8 @@
-"""The alert rules of docs/examples over DCGM's exporter: each one finds its GPU, and is silent on a sound job."""
+"""The alert rules of the docs: over DCGM's exporter each one finds its GPU, and is silent on a sound job."""
 
 import json
 import subprocess
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,13 @@ def test_each_rule_finds_its_gpu_and_no_other(tmp_path: Path, promtool: str) -> 
     command = [promtool, "test", "rules", str(tmp_path / "test.yml")]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stdout + completed.stderr
+
+
+@pytest.mark.promtool
+def test_the_rules_over_a_fleet_are_rules(tmp_path: Path, promtool: str) -> None:
+    page = (RULES.parents[1] / "fleet.md").read_text()
+    rules = textwrap.indent(page.split("```yaml\n")[1].split("```")[0], "  ")
+    (tmp_path / "rules.yml").write_text(f"groups:\n- name: fleet\n  rules:\n{rules}")
+    command = [promtool, "check", "rules", str(tmp_path / "rules.yml")]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (completed.returncode, "2 rules found" in completed.stdout) == (0, True), completed.stdout + completed.stderr

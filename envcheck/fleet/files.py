@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from envcheck.counting import counted
 from envcheck.errors import ConfigError, refuse
-from envcheck.fleet.one_report import CheckValue, NodeReport, NotAReportError, node_of_file, read
+from envcheck.fleet.one_report import CheckValue, GroupReport, NodeReport, NotAReportError, node_of_file, read
 from envcheck.runner.schema import encodable
 from envcheck.safe_files import read_regular
 
@@ -19,13 +19,17 @@ LONGEST: Final = 16 << 20
 
 
 class FleetFile(NamedTuple):
-    """A file as it was read, of which `note` says why it has no report; `node` "" where it says nothing of a node."""
+    """A file as it was read, of which `note` says why it has no report; `node` "" where it says nothing of a node.
+
+    `group` is what the report of a whole group says.
+    """
 
     path: str
     modified: float
     node: str
     report: NodeReport | None
     note: str = ""
+    group: GroupReport | None = None
 
     @property
     def name(self) -> str:
@@ -105,7 +109,7 @@ def _read_file(path: str) -> FleetFile:
             report = read(read_regular(Path(path), LONGEST + 1), stem)
             return FleetFile(encodable(path), modified, report.node, report)
     except NotAReportError as error:
-        node, note = "", str(error)
+        return FleetFile(encodable(path), modified, "", None, str(error), error.group)
     except ConfigError as error:
         note = str(error)
     except OSError as error:

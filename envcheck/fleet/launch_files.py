@@ -122,10 +122,8 @@ class LaunchFile(NamedTuple):
 def launch_files(system: str, values: LaunchValues) -> list[LaunchFile]:
     """Return the files of a system. Raises ConfigError for a value that is not safe in them."""
     filled = context(values, system)
-    # On Slurm the ranks of a group are of an environment that the nodes have.
-    without = {"group.sbatch": values.python is None, "rbac.yaml": not values.drain}
     return [
         LaunchFile(name, rendered(f"{system}/{name}.j2", filled), 0o755 if name.endswith((".sh", ".sbatch")) else 0o644)
         for name in FILES[system]
-        if not without.get(name)
+        if name != "rbac.yaml" or values.drain
     ]

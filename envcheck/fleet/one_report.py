@@ -1,7 +1,9 @@
 """Read of one report what a fleet needs. What contradicts itself, as a pass beside a check that failed, is no pass."""
 
+import bisect
 import datetime as dt
 import hashlib
+import itertools
 import math
 import re
 import sys
@@ -14,6 +16,7 @@ from envcheck.counting import counted
 from envcheck.errors import ConfigError, refuse
 from envcheck.reports.phrases import number
 from envcheck.reports.redact import UNKEYED
+from envcheck.runner.schema import GroupFacts
 
 CheckStatus = Literal["pass", "warn", "fail", "skip", "error"]
 
@@ -72,11 +75,6 @@ class _TargetPart(msgspec.Struct):
     image_id: str | None = None
 
 
-class _GroupPart(msgspec.Struct):
-    nodes: list[str] = []
-    node: str = ""
-
-
 class _ReportPart(msgspec.Struct):
     schema: str
     started: str
@@ -89,7 +87,7 @@ class _ReportPart(msgspec.Struct):
     target: _TargetPart = msgspec.field(default_factory=_TargetPart)
     environment: dict[str, Any] = {}
     promises: dict[str, str] = {}
-    group: _GroupPart | None = None
+    group: GroupFacts | None = None
 
 
 class _SchemaPart(msgspec.Struct):
@@ -113,10 +111,10 @@ _BLANK: Final = b" \t\r\n\0"
 _FIRST: Final = b'{"schema":"envcheck/report/'
 _NAMED: Final = re.compile(rb'"schema"\s*:\s*"envcheck/report/')
 _PLACE: Final = re.compile(r" at `.{1,80}`")
-
-
-class NotAReportError(Exception):
-    """A file in which no run of a node is: it says nothing of a node."""
+# The code of what could not be told of a node, because another one of its group disturbed it.
+OTHER_NODE: Final = "group.other-node"
+_RANKS: Final = re.compile(r"\branks? ([0-9]{1,18}(?:(?:, | and )[0-9]{1,18})*)")
+_NUMBER: Final = re.compile(r"[0-9]+")
 
 
 class CheckValue(msgspec.Struct, frozen=True, gc=False):
@@ -137,8 +135,26 @@ class CheckValue(msgspec.Struct, frozen=True, gc=False):
         return self.status not in ("pass", "skip")
 
 
+class GroupReport(NamedTuple):
+    """What group.json says: which group it is of, and why which of its nodes are to blame."""
+
+    key: str
+    blamed: dict[str, str]
+
+
+class NotAReportError(Exception):
+    """A file in which no run of a node is; `group` is what the report of a whole group says."""
+
+    def __init__(self, message: str, group: GroupReport | None = None) -> None:
+        super().__init__(message)
+        self.group = group
+
+
 class NodeReport(NamedTuple):
-    """What a fleet needs of one report. `status` is what the node may count as, with `why` for people."""
+    """What a fleet needs of one report. `status` is what the node may count as, with `why` for people.
+
+    `group` is the key of the group that it was written in, "" for none, and `member` the node's name there.
+    """
 
     digest: str
     node: str
@@ -153,21 +169,26 @@ class NodeReport(NamedTuple):
     arch: str
     checks: tuple[CheckValue, ...]
     configuration: dict[str, str]
+    group: str = ""
+    member: str = ""
 
 
 def read(content: bytes, stem: str) -> NodeReport:
     """Return what a fleet needs. Raise NotAReportError for what no run wrote, ConfigError for a broken report."""
     content = content.removeprefix(b"\xef\xbb\xbf")
+    if not content.startswith(b"{"):
+        content = content[content.find(b"\n{\n") + 1 :]  # a pod's log has warnings before the report
     try:
         document = _DOCUMENT.decode(content)
     except _MALFORMED as error:
         raise _unreadable(content, error) from error
     if document.schema != _SCHEMA:
         raise _of_other_schema(document.schema)
-    if document.group is not None and not document.group.node:
-        message = f"is the report of a group of {counted(len(document.group.nodes), 'node')}"
-        raise NotAReportError(message)
     try:
+        if document.group is not None and not document.group.node:
+            group = GroupReport(_key(document.group), _blamed(document.outcomes, document.group))
+            message = f"is the report of a group of {counted(len(document.group.nodes), 'node')}"
+            raise NotAReportError(message, group)
         return _reading(document, hashlib.blake2b(content, digest_size=32).hexdigest(), stem)
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         # Whatever one report holds, the others are read.
@@ -222,7 +243,37 @@ def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
         configuration=_configuration(
             signals, [gpu.signals for gpu in gpus], document.environment, document.target.image_id
         ),
+        group=_key(document.group) if document.group else "",
+        member=document.group.node if document.group else "",
     )
+
+
+def _key(group: GroupFacts) -> str:
+    return hashlib.blake2b(msgspec.json.encode([group.run, group.nodes]), digest_size=16).hexdigest()
+
+
+def _blamed(outcomes: Iterable[_OutcomePart], group: GroupFacts) -> dict[str, str]:
+    why: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        for node in nodes_of(outcome.culprit, group) if outcome.status in ("fail", "error") else ():
+            why.setdefault(group.nodes[node], []).append(f"{outcome.id}: {outcome.summary[:_LONGEST_TEXT]}")
+    return {node: "; ".join(reasons) for node, reasons in why.items()}
+
+
+def nodes_of(culprit: str, group: GroupFacts) -> set[int]:
+    """Return the nodes that a culprit names, by its ranks or by their names; none where it names neither."""
+    ranks = [int(number) for listed in _RANKS.findall(culprit) for number in _NUMBER.findall(listed)]
+    named = {node for rank in ranks if (node := node_in(rank, group)) is not None}
+    if named:
+        return named
+    words = set(re.split(r"[\s,()]+", culprit))
+    return {number for number, name in enumerate(group.nodes) if name in words}
+
+
+def node_in(rank: int, group: GroupFacts) -> int | None:
+    """Return the number of the node that a rank of the group is on."""
+    node = bisect.bisect([*itertools.accumulate(group.ranks)], rank)
+    return node if node < len(group.ranks) else None
 
 
 def node_of_file(stem: str) -> str:

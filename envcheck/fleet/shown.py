@@ -1,5 +1,6 @@
 """The answer for a fleet as lines of 80 columns, and as one page on which nodes that are alike are a row."""
 
+import datetime as dt
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ from envcheck.fleet.hostlist import fold, is_name
 from envcheck.fleet.summary import BAD, BadState, FleetAnswer, FleetReport
 from envcheck.reports import phrases
 from envcheck.reports.formats.html import document, text
+from envcheck.reports.formats.prometheus import Sample
 
 WIDTH: Final = 80
 # As many lines a section; the rest is counted, and whole in --json.
@@ -105,6 +107,8 @@ def plan_lines(plan: FleetPlan) -> Iterator[str]:
     for cell in plan.cells:
         where = "; ".join(f"{_kind(plan.kinds[int(place)])} ({verdict})" for place, verdict in cell.verdicts.items())
         yield from wrapped(f"{cell.cell}: {where}", "  ")
+        nodes = [name for place in cell.verdicts for name in plan.kinds[int(place)].names]
+        yield from wrapped(f"on {names(nodes)}: envcheck pull {cell.cell} --from REPOSITORY", "    ")
     without = [
         f"{_kind(plan.kinds[row.kind])}: {row.verdict}: {row.reason}"
         + (f"; `envcheck build {row.buildable}` makes it" if row.buildable else "")
@@ -117,6 +121,25 @@ def plan_lines(plan: FleetPlan) -> Iterator[str]:
 def _kind(kind: KindOfNodes) -> str:
     arch = ", aarch64" if kind.arch != "x86_64" else ""
     return f"{names(kind.names)} ({' + '.join(kind.gpus)}, driver {kind.driver}{arch})"
+
+
+def samples(answer: FleetAnswer) -> Iterator[Sample]:
+    """Yield the states of all nodes as Prometheus has them."""
+    report = answer.report
+    for name, count in (("pass", report.nodes.passed), *((bad, len(report.nodes.of(bad))) for bad in BAD)):
+        yield "envcheck_fleet_nodes", {"state": name}, float(count), "How many nodes are in a state."
+    since = dt.datetime.fromisoformat(report.at).timestamp()
+    yield "envcheck_fleet_report_timestamp_seconds", {}, since, "When the reports were read."
+    for node, state in answer.states.items():
+        yield "envcheck_fleet_node_state", {"node": node, "state": state.state}, 1.0, "The state that a node is in."
+        read = state.file.report if state.file else None
+        if read and read.ended:
+            doc = "When the newest run of a node ended."
+            yield "envcheck_fleet_node_run_end_timestamp_seconds", {"node": node}, read.ended, doc
+        for check in read.checks if read else ():
+            if check.noted:
+                labels = {"node": node, "check": check.check, "status": check.status, "code": check.code}
+                yield "envcheck_fleet_node_check", labels, 1.0, "A check of a node that came to no pass."
 
 
 _CSS: Final = Path(__file__).with_name("page.css")

@@ -13,6 +13,7 @@ from envcheck.counting import counted
 from envcheck.fleet.files import FleetFile
 from envcheck.fleet.groups import CLOCK_SLACK, ConfigurationDrift, FleetGroup, Outlier, deviating, grouped
 from envcheck.fleet.hostlist import fold, is_name, natural
+from envcheck.fleet.one_report import OTHER_NODE
 from envcheck.reports.redact import UNKEYED
 from envcheck.runner.schema import Row
 
@@ -107,13 +108,12 @@ def states(
     for file in files:
         if file.node:
             by_node[file.node].append(file)
-    newest = {node: max(seen, key=lambda one: (one.at, _WORST[_status(one)])) for node, seen in by_node.items()}
+    newest = {
+        node: max(seen, key=lambda one: (one.at, _WORST[one.report.status if one.report else "error"]))
+        for node, seen in by_node.items()
+    }
     state_of = {node: _state(file, now, max_age) for node, file in newest.items()}
     return state_of | {node: StateOfNode("missing", "no report") for node in expected if node not in state_of}
-
-
-def _status(file: FleetFile) -> str:
-    return file.report.status if file.report else "error"
 
 
 def under_one_name(files: Sequence[FleetFile], expected: Collection[str] = ()) -> list[FleetFile]:
@@ -129,6 +129,37 @@ def under_one_name(files: Sequence[FleetFile], expected: Collection[str] = ()) -
         if len({name.lower() for name in names if "." in name}) <= 1:
             called |= dict.fromkeys(names, min(names, key=lambda name: (name not in expected, len(name), name)))
     return [file._replace(node=called.get(file.node, file.node)) for file in files]
+
+
+def with_groups(files: Sequence[FleetFile]) -> list[FleetFile]:
+    """Return the files with what group.json beside them says: whom it blames; whom those alone disturbed passed.
+
+    A node that is to blame and has left no report of the group is undetermined by group.json itself.
+    """
+    groups = {
+        (Path(file.path).parent, file.group.key): (file, file.group)
+        for file in files
+        if file.group and file.group.blamed
+    }
+    told, members = [], set()
+    for file in files:
+        report, place = file.report, Path(file.path).parent
+        if report and (place, report.group) in groups:
+            members.add((place, report.group, report.member))
+            why = groups[place, report.group][1].blamed.get(report.member, "")
+            codes = {check.code for check in report.checks if check.status == "error"}
+            if report.status == "error" and why:
+                report = report._replace(why=why)
+            elif report.status == "error" and report.ended and codes == {OTHER_NODE}:
+                report = report._replace(status="pass", why="")
+        told.append(file._replace(report=report))
+    lost = [
+        file._replace(node=node, note=f"says of it: {why}", group=None)
+        for (place, key), (file, group) in groups.items()
+        for node, why in group.blamed.items()
+        if (place, key, node) not in members
+    ]
+    return told + lost
 
 
 def span(seconds: float) -> str:
@@ -183,7 +214,7 @@ class FleetAnswer(NamedTuple):
 
 def summarize(files: Sequence[FleetFile], question: FleetQuestion) -> FleetAnswer:
     """Return what the reports of a fleet say together."""
-    files = under_one_name(files, question.expected)
+    count, files = len(files), under_one_name(with_groups(files), question.expected)
     found = states(files, question.now, question.max_age, question.expected)
     node_states = {node: found[node] for node in sorted(found, key=natural)}
     current = [state.file for state in node_states.values() if state.file and state.state != "stale"]
@@ -195,7 +226,7 @@ def summarize(files: Sequence[FleetFile], question: FleetQuestion) -> FleetAnswe
     report = FleetReport(
         tool=__version__,
         at=dt.datetime.fromtimestamp(question.now, dt.timezone.utc).isoformat(timespec="seconds"),
-        files=len(files),
+        files=count,
         groups=[group for group, _ in groups],
         nodes=NodeStates(
             passed=sum(state.state == "pass" for state in node_states.values()),
@@ -204,7 +235,7 @@ def summarize(files: Sequence[FleetFile], question: FleetQuestion) -> FleetAnswe
         reasons=_reasons(node_states, blame),
         drift=drift,
         outliers=outliers,
-        unread=[UnreadFile(file=f.path, node=f.node, reason=f.note) for f in files if f.report is None],
+        unread=[UnreadFile(file=f.path, node=f.node, reason=f.note) for f in files if not (f.report or f.group)],
         notes=[*notes(files, question), *gpu_notes(current)],
         verdict=_verdict(node_states, blame, _deviant(drift, outliers), question),
     )

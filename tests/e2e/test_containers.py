@@ -1,18 +1,21 @@
 """Containers as envcheck runs them: bounded, readable, and gone when envcheck is."""
 
 import contextlib
+import json
 import os
 import secrets
 import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envcheck.errors import ConfigError, UnavailableError
+from envcheck.fleet.group.meeting import free_ports
 from envcheck.images import engines
 from envcheck.images.engines import BindMount, Engine
 from tests.e2e.conftest import ROOT, Image, Machine
@@ -149,3 +152,15 @@ def _named(name: str) -> list[str]:
         with contextlib.suppress(OSError):
             actual += [comm.parent.name] if comm.read_text().strip() == name else []
     return actual
+
+
+def test_a_group_of_two_nodes_runs_in_an_image(image: Image, machine: Machine, tmp_path: Path) -> None:
+    """Both members are of this host, which is why each of them can be a node."""
+    words = ["fleet", "group", "--image", image.reference, "--only", "node-links", "--output", f"{tmp_path}/"]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    with ThreadPoolExecutor() as pool:
+        nodes = [{**common, "RANK": str(rank), "NODE_NAME": f"n{rank + 1}"} for rank in (0, 1)]
+        members = [*pool.map(lambda node: machine.envcheck(*words, **node), nodes)]
+    assert [member.returncode for member in members] == [0, 0], [member.stderr + member.stdout for member in members]
+    report = json.loads((tmp_path / "group.json").read_text())
+    assert (report["target"]["name"], report["group"]["nodes"]) == (image.reference, ["n1", "n2"])

@@ -5,6 +5,7 @@ import itertools
 import json
 import operator
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,19 @@ def test_the_nodes_share_a_cell_and_those_without_one_have_the_reason(tmp_path: 
     assert without["verdict"] == "driver-too-old"
     assert text.startswith("1 published cell for 16 of 19 nodes")
     assert max(map(len, text.splitlines())) <= 80
+    pull = f"on h[1-12],l[1-4]: envcheck pull {plan['cells'][0]['cell']} --from REPOSITORY"
+    assert pull in " ".join(text.split()), "what each kind of nodes pulls"
+
+
+def test_sixty_kinds_take_no_two_seconds_of_cpu(tmp_path: Path) -> None:
+    gpus = ("H100", "A100", "L40S", "T4", "V100", "RTX 4090", "H200", "B200", "A10", "L4")
+    drivers = ("525.60.13", "535.183.01", "550.54.14", "560.28.03", "570.124.06", "580.65.06")
+    kinds = [f"k{number},{gpu},{driver}" for number, (gpu, driver) in enumerate(itertools.product(gpus, drivers))]
+    (tmp_path / "t.csv").write_text("\n".join(["node,gpu,driver", *kinds]))
+    began = time.process_time()
+    done = CliRunner().invoke(cli, ["fleet", "plan", str(tmp_path / "t.csv"), "--json"])
+    assert time.process_time() - began < 2
+    assert len(json.loads(done.stdout)["kinds"]) == 60
 
 
 def test_a_gpu_that_nobody_knows_is_a_row_and_kinds_that_the_same_cells_cover_count_once(

@@ -1,8 +1,10 @@
 """What `fleet render` writes: valid for bash, shellcheck and Kubernetes' schemas, and safe whatever is filled in."""
 
+import json
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -293,6 +295,38 @@ def test_the_command_prints_the_files_and_refuses_what_they_do_not_hold() -> Non
     given = CliRunner().invoke(cli, [*words, "--gang", "volcano", "--host-network"]).stdout
     parts = 'runtimeClassName: "nvidia"', '"rdma/hca": "8"', "hostNetwork: true", "scheduling.volcano.sh"
     assert [part for part in parts if part not in given] == []
+
+
+KUBECTL = """#!/bin/sh
+case "$*" in
+  "-n ml get pods -l app.kubernetes.io/component=sweep -o name") echo pod/sweep-0-a pod/sweep-1-b pod/sweep-2-c ;;
+  "-n ml logs pod/sweep-"*) cat "${0%/*}/${4##*/}" ;;
+esac
+"""
+
+
+def test_reports_reach_the_fleets_report_from_the_logs_of_pods(tmp_path: Path) -> None:
+    """A pod's log has what the container of the sweep prints, on both streams; the third pod is still pending."""
+    text = texts("kubernetes", VALUES._replace(gpus=0, level="static"))["sweep-job.yaml"]
+    (container,) = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]
+    words = [sys.executable, "-m", "envcheck", *container["command"][1:-1], f"{tmp_path}/kept/"]
+    for number, pod in enumerate(("sweep-0-a", "sweep-1-b", "sweep-2-c")):
+        node = {"NODE_NAME": f"pool-{number}", "JOB_COMPLETION_INDEX": str(number), "ENVCHECK_RUN_ONLY": "open-files"}
+        # Two variables that contradict each other are a warning.
+        more = {"WORLD_SIZE": "1", "RANK": "4"} if number == 1 else {}
+        with (tmp_path / pod).open("wb") as log:
+            if number < 2:
+                subprocess.run(words, env={**os.environ, **node, **more}, stdout=log, stderr=log, check=True)
+    (tmp_path / "kubectl").write_text(KUBECTL)
+    (tmp_path / "kubectl").chmod(0o755)
+    lines = [line[4:] for line in text.splitlines() if line.startswith("#   ")]
+    lines = lines[: lines.index("envcheck fleet report reports")]
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-euc", "\n".join(lines)], cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "sweep-0-a").read_text().startswith("{"), "nothing but JSON"
+    assert (tmp_path / "sweep-1-b").read_text().startswith("envcheck: warning: ")
+    found = json.loads(CliRunner().invoke(cli, ["fleet", "report", str(tmp_path / "reports"), "--json"]).stdout)
+    assert (found["verdict"]["good"], found["nodes"]["error"]) == ("pool-[0-1]", ["sweep-2-c"])
 
 
 def test_only_with_drain_may_the_daemonset_change_nodes() -> None:

@@ -3,6 +3,9 @@
 import datetime as dt
 import json
 import random
+import shutil
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
-from tests.fleet.node_reports import failing, node_report, outcome_of, write
+from tests.fleet.node_reports import ENDED, failing, node_report, outcome_of, write
 from tests.tables import each
 
 OLD = "999999h"
@@ -94,7 +97,76 @@ def test_nodes_of_other_kinds_are_compared_with_their_own(tmp_path: Path) -> Non
     assert (code, [group["nodes"] for group in result["groups"]]) == (0, [9, 3])
 
 
+def test_a_stale_report_is_no_outlier_too(tmp_path: Path) -> None:
+    nodes = fleet(tmp_path)
+    for name in ("started", "ended"):
+        nodes["n1"][name] = (dt.datetime.fromisoformat(nodes["n1"][name]) - dt.timedelta(hours=48)).isoformat()
+    hours = int((time.time() - ENDED) / 3600) + 24
+    result, code = answer(write(tmp_path, *nodes.values()), "--max-age", f"{hours}h")
+    assert (code, result["nodes"]["stale"], result["outliers"]) == (3, ["n1"], [])
+
+
 HOSTILE = '<script>alert(1)</script>"&\x1b[31m\u202e'
+
+
+def grouped(folder: Path, *, beside: bool = True) -> Path:
+    """Write what a group of three leaves whose n3 was killed: n1 was disturbed by it, and n2's run was cut short."""
+    group = {"run": "7.0", "nodes": ["n1", "n2", "n3"], "ranks": [1, 1, 1]}
+    killed = {"id": "collectives", "kind": "env", "status": "error", "code": "process.lost"}
+    killed |= {"summary": "rank 2 (n3) was ended by SIGKILL", "culprit": "rank 2 (n3)"}
+    disturbed = killed | {"code": "group.other-node", "summary": "the group was disturbed by n3", "culprit": ""}
+    for name, found in {"group": killed, "n1": disturbed, "n2": disturbed}.items():
+        document = node_report(name, "cpu") | {"group": group | {"node": "" if name == "group" else name}}
+        document["outcomes"].append(found)
+        document["verdict"] |= {"status": "error", "exit_code": 3}
+        if name == "n2":
+            document["outcomes"].append(killed | {"id": "node-links", "culprit": ""})
+        write(folder / ("r" if beside or name != "group" else "elsewhere"), document)
+    return folder
+
+
+def test_a_groups_report_names_the_killed_nodes_rank_and_the_others_stay_usable(tmp_path: Path) -> None:
+    write(tmp_path / "before", node_report("n3", "cpu"))
+    result, code = answer(grouped(tmp_path), "--expect", "n[1-3]")
+    assert (code, result["nodes"]["pass"], result["nodes"]["error"]) == (3, 1, ["n2", "n3"])
+    assert result["reasons"]["n3"] == "group.json says of it: collectives: rank 2 (n3) was ended by SIGKILL"
+    assert result["verdict"]["good"] == "n1", "n2 has trouble of its own"
+    lines = run("report", str(tmp_path), "--max-age", OLD).stdout
+    assert ("group.json says of it" in lines, "ignored" in lines) == (True, False)
+    own = node_report("n3", "cpu") | {
+        "group": {"run": "7.0", "nodes": ["n1", "n2", "n3"], "ranks": [1, 1, 1], "node": "n3"}
+    }
+    own["verdict"]["status"] = "error"
+    write(tmp_path / "r", own | {"ended": ""})
+    failed = json.loads((tmp_path / "r/n1.json").read_text())
+    write(tmp_path / "r", failing(failed, "requirements"))
+    found = answer(tmp_path)[0]
+    assert found["reasons"]["n3"] == "collectives: rank 2 (n3) was ended by SIGKILL"
+    assert found["nodes"]["fail"] == ["n1"]
+    assert answer(grouped(tmp_path / "alone", beside=False))[0]["nodes"]["pass"] == 0, "another group's"
+
+
+def test_metrics_of_all_nodes_are_one_file(tmp_path: Path) -> None:
+    nodes = fleet(tmp_path, 3)
+    failing(nodes["n2"])
+    nodes["n2"]["host"]["name"] = 'n"2'
+    write(tmp_path / "r", *nodes.values())
+    told = tmp_path / "fleet.prom"
+    run("report", str(tmp_path / "r"), "--max-age", OLD, "--expect", "n1,n3,n9", "--prometheus", str(told))
+    lines = told.read_text().splitlines()
+    for line in (
+        'envcheck_fleet_nodes{state="pass"} 2.0',
+        'envcheck_fleet_nodes{state="stale"} 0.0',
+        'envcheck_fleet_node_state{node="n\\"2",state="fail"} 1.0',
+        'envcheck_fleet_node_state{node="n9",state="missing"} 1.0',
+        'envcheck_fleet_node_check{node="n\\"2",check="gemm-throughput",status="fail",code="speed.slow"} 1.0',
+    ):
+        assert lines.count(line) == 1, line
+    assert sum(line.startswith("envcheck_fleet_node_run_end_timestamp_seconds{") for line in lines) == 3
+    assert (
+        shutil.which("promtool") is None
+        or not subprocess.run(["promtool", "check", "metrics"], input=told.read_bytes(), check=False).returncode
+    )
 
 
 def test_markup_in_names_stays_text(tmp_path: Path) -> None:
@@ -189,6 +261,7 @@ def test_wrong_usage_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     cases = {
         "reps --html reps/n1.json": "--html reps/n1.json would be read as a report",
         "reps --expect ,": "the host list ',' names no node",
+        "reps --prometheus reps/n1.json": "--prometheus reps/n1.json would be read as a report",
         "gone": "gone: no such file or directory",
     }
     for words, message in cases.items():

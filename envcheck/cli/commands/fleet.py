@@ -35,11 +35,12 @@ from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.query import Query, normalized
 from envcheck.node.collect import collect
 from envcheck.reports import terminal
+from envcheck.reports.formats.prometheus import exposition
 from envcheck.reports.model import RunReport, report_of, write
-from envcheck.runner.container import shown_gpus
+from envcheck.runner.container import ContainerTarget, shown_gpus
 from envcheck.runner.execute import Run, validate
 from envcheck.runner.launcher import place
-from envcheck.runner.local_python import LocalPython, answering, choose_python
+from envcheck.runner.local_python import LocalPython, Target, answering, choose_python
 from envcheck.runner.planning import plan
 from envcheck.runner.worker_session import RunPlan
 
@@ -50,6 +51,7 @@ class FleetReportOptions:
     expect: Annotated[str | None, Option("The nodes that must have a report: n[1-64].", metavar="NODELIST")] = None
     max_age: Annotated[float, Option("Older reports are stale.", type=Duration())] = 86400.0
     html: Annotated[Path | None, Option("Write one page: nodes and checks, outliers, drift.", type=FILE)] = None
+    prometheus: Annotated[Path | None, Option("Write metrics of all nodes, in one file.", type=FILE)] = None
     history: Annotated[str | None, Option("How often this one failed, and why.", metavar="NODE|GPU-UUID")] = None
     strict: Annotated[bool, Option("Drift and outliers count as failures, and leave `use now`.")] = False
     as_json: Annotated[bool, Option("--json", "Print envcheck/fleet/1.")] = False
@@ -64,14 +66,16 @@ def report(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG
 
     \b
     envcheck fleet report reports/
-    envcheck fleet report reports/ --expect 'n[1-1000]' --html fleet.html
+    envcheck fleet report reports/ --expect 'n[1-1000]' --html fleet.html --prometheus fleet.prom
     envcheck fleet report reports/ --history n17
 
     Exit 0: every node passed, or the history is printed; 1: a node failed; 2: wrong usage, or nothing is known of the
     node; 3: a node is missing, stale or undetermined.
     """
-    if options.html is not None and (options.html.suffix == ".json" or options.html in options.places):
-        refuse(f"--html {options.html} would be read as a report", "give it a name that does not end in .json")
+    written = {"--html": options.html, "--prometheus": options.prometheus}
+    for option, path in written.items():
+        if path is not None and (path.suffix == ".json" or path in options.places):
+            refuse(f"{option} {path} would be read as a report", "give it a name that does not end in .json")
     expected = [] if options.expect is None else unfold(options.expect)
     files = read_files(options.places)
     if options.history is not None:
@@ -82,6 +86,8 @@ def report(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG
     answer = summary.summarize(files, question)
     if options.html is not None:
         safe_files.replace(options.html, shown.page(answer).encode())
+    if options.prometheus is not None:
+        safe_files.replace(options.prometheus, exposition(shown.samples(answer)).encode())
     text = summary.encode(answer.report) if options.as_json else "\n".join(shown.lines(answer.report))
     click.echo(text, nl=not options.as_json)
     return answer.report.verdict.exit_code
@@ -121,6 +127,7 @@ def plan_(options: FleetPlanOptions, settings: Settings) -> int:
 @dataclass(frozen=True, kw_only=True)
 class FleetGroupOptions:
     python: Annotated[str | None, Option("The interpreter, or environment, of the ranks.", metavar="PATH")] = None
+    image: Annotated[str | None, Option("A local image for the ranks; --python is in it.", metavar="REF")] = None
     only: Annotated[tuple[str, ...], Option("Run this check alone. Repeatable.", metavar="ID")] = ()
     require_gpu: Annotated[bool, Option("Fail where there is no GPU.")] = False
     nproc: Annotated[int, Option("Ranks of a node without a GPU.", type=click.IntRange(1, 1024))] = 1
@@ -152,7 +159,10 @@ def group(options: FleetGroupOptions, settings: Settings) -> int:
     checks = chosen(options.only)
     gpus, wanted = shown_gpus(), options.require_gpu
     planned = plan(checks, level="standard", nproc=options.nproc, gpus=gpus, require_gpu=wanted)
-    target = LocalPython(answering(choose_python(Path(options.python) if options.python else None)))
+    if options.image is None:
+        target: Target = LocalPython(answering(choose_python(Path(options.python) if options.python else None)))
+    else:
+        target = ContainerTarget(options.image, python=options.python)
     run = Run(RunPlan(plan=planned, chosen=checks, target=target))
     nodes = (Node(called, several=True) for called in (name, "group"))
     own, whole = (report_output.destination(options.output, report_output.DEFAULT, node, dry=False) for node in nodes)
@@ -205,6 +215,7 @@ class FleetPairsOptions:
     mode: Annotated[Literal["tournament", "diagnose"] | None, Option("Default: tournament up to 16 nodes.")] = None
     launch: Annotated[str, Option("Starts {command} on {nodes}, {count} in number.", metavar="COMMAND")] = SLURM
     python: Annotated[str | None, Option("The interpreter, or environment, of all tests.", metavar="PATH")] = None
+    image: Annotated[str | None, Option("An image that all nodes have, for all tests.", metavar="REF")] = None
     require_gpu: Annotated[bool, Option("Fail where there is no GPU.")] = False
     timeout: Annotated[float, Option("Time for one test.", type=Duration())] = 600.0
     state: Annotated[
@@ -242,7 +253,8 @@ def pairs(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG00
     if first != "{command}" and shutil.which(first) is None:
         fix = "run this where Slurm's srun is, or give --launch a command of your own"
         refuse(f"{first} is not on PATH, so that no test can start", fix)
-    with safe_files.held(options.state.with_name(f".{options.state.name}.lock"), lambda: _busy(options.state)):
+    busy = f"another run is using {options.state}", "wait for it, or give --state another file"
+    with safe_files.held(options.state.with_name(f".{options.state.name}.lock"), lambda: refuse(*busy)):
         state = begin(options.state, fleet, launcher.template)
         diagnosis = run_tests(fleet, state, options.state, launcher.run, _progress)
     document = results.document(diagnosis, fleet.mode, fleet.nodes, len(state.results))
@@ -253,13 +265,11 @@ def pairs(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG00
 def _with_environment(options: FleetPairsOptions) -> str:
     """Return --launch with what each {command} is given: `envcheck run` and `fleet group` take the same words."""
     words = shlex.split(checked(options.launch))
-    more = [*(["--python", options.python] if options.python else []), *["--require-gpu"] * options.require_gpu]
+    given = {"--python": options.python, "--image": options.image}
+    more = [word for option, value in given.items() if value for word in (option, value)]
+    more += ["--require-gpu"] * options.require_gpu
     at = words.index("{command}") + 1
     return shlex.join([*words[:at], *more, *words[at:]]) if more else options.launch
-
-
-def _busy(state: Path) -> None:
-    refuse(f"another run is using {state}", "wait for it, or give --state another file")
 
 
 def _progress(test: GroupTest, result: GroupResult) -> None:

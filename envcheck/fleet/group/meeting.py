@@ -71,9 +71,13 @@ def _awaited(coroutine: Coroutine[Any, Any, _T]) -> _T:
     return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()
 
 
-def _send(writer: asyncio.StreamWriter, message: Message) -> None:
+def _send(writer: asyncio.StreamWriter, message: Message | bytes) -> None:
     if not writer.is_closing():
-        writer.write(json.dumps(message).encode() + b"\n")
+        writer.write(message if isinstance(message, bytes) else _line(message))
+
+
+def _line(message: Message) -> bytes:
+    return json.dumps(message).encode() + b"\n"
 
 
 async def _received(reader: asyncio.StreamReader) -> Message | None:
@@ -213,9 +217,10 @@ class Coordinator:
             if self._stopping is not None:
                 self._stopping.cancel()
                 self._stopping = None
+            message = {"ended": apart} if apart else {"step": next(iter(steps)), "parts": parts, "lost": lost}
+            line = _line(message)  # once: with as many nodes as parts its length grows with their square
             for node in live:
-                message = {"ended": apart} if apart else {"step": next(iter(steps)), "parts": parts, "lost": lost}
-                _send(self._peers[node].writer, message)
+                _send(self._peers[node].writer, line)
         elif trouble and self._stopping is None:
             self._stopping = _loop().call_later(GRACE, self._stop)
 

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from msgspec import structs
 
+from envcheck.checks.support import control_group
+from envcheck.fleet.one_report import node_in, nodes_of
 from envcheck.reports.model import RunReport
 from envcheck.runner import judging
 from envcheck.runner.outcomes import as_finding
@@ -45,7 +47,7 @@ def own(event: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a node gives the others of a check that its ranks have done, or were lost in."""
     failed = event.get("error") is not None
     logs = [str(log)[-4000:] if failed else "" for log in event["logs"]]
-    kept = {name: event.get(name) for name in ("ranks", "error", "seconds", "body", "progress")}
+    kept = {name: event.get(name) for name in ("ranks", "error", "seconds", "body", "progress", "throttled")}
     return {**kept, "logs": logs}
 
 
@@ -65,8 +67,13 @@ def whole(
         logs += _filled(answer, "logs", here, "")
     seconds = [float(answer.get("seconds") or 0.0) for answer in parts.values()]
     body = [float(answer.get("body") or 0.0) for answer in parts.values()]
+    told: list[Any] = [answer.get("throttled") for answer in parts.values()]
+    held = [one for one in told if control_group.measured(one)]
+    # A CPU quota on any node holds all of them up.
+    throttled = {"throttled": max(held, key=lambda one: one["share"])} if held else {}
+    of_all = {"ranks": measured, "logs": logs, "kept": {**event.get("kept", {}), **throttled}}
     error = blamed(parts, lost, ranks, names)
-    return {**event, "ranks": measured, "logs": logs, "error": error, "seconds": max(seconds), "body": max(body)}
+    return {**event, **of_all, "error": error, "seconds": max(seconds), "body": max(body)}
 
 
 def blamed(
@@ -114,8 +121,6 @@ def _filled(answer: Mapping[str, Any] | None, name: str, count: int, otherwise: 
 
 # A rank that a text names, and not already with its host in brackets.
 _RANK: Final = re.compile(r"\brank (\d+)\b(?! \()")
-_RANKS: Final = re.compile(r"\branks? ([0-9]+(?:(?:, | and )[0-9]+)*)")
-_NUMBER: Final = re.compile(r"[0-9]+")
 FORMED: Final = "group-formed"
 
 
@@ -150,7 +155,7 @@ def _named(outcome: OutcomeRow, group: GroupFacts) -> OutcomeRow:
 
 def _with_nodes(text: str, group: GroupFacts) -> str:
     def named(match: re.Match[str]) -> str:
-        node = _node_in(int(match[1]), group)
+        node = node_in(int(match[1]), group)
         return match[0] if node is None else f"{match[0]} ({group.nodes[node]})"
 
     return _RANK.sub(named, text)
@@ -180,21 +185,7 @@ def _of_node(outcome: OutcomeRow, group: GroupFacts, node: int) -> OutcomeRow:
 
 
 def _as(outcome: OutcomeRow, status: str, summary: str, remedy: str) -> OutcomeRow:
-    code = "" if status == "pass" else "group.other-node"
+    code = "" if status == "pass" else "group.other-node"  # fleet.one_report.OTHER_NODE
     changed = {"status": status, "summary": summary, "remedy": remedy, "code": code, "culprit": ""}
     attempts = [structs.replace(attempt, **changed) if attempt.shown else attempt for attempt in outcome.attempts]
     return structs.replace(outcome, **changed, findings=[], remeasure=False, attempts=attempts)
-
-
-def nodes_of(culprit: str, group: GroupFacts) -> set[int]:
-    """Return the nodes that a culprit names, by its ranks or by their names; none where it names neither."""
-    ranks = [int(number) for listed in _RANKS.findall(culprit) for number in _NUMBER.findall(listed)]
-    named = {node for rank in ranks if (node := _node_in(rank, group)) is not None}
-    if named:
-        return named
-    words = set(re.split(r"[\s,()]+", culprit))
-    return {number for number, name in enumerate(group.nodes) if name in words}
-
-
-def _node_in(rank: int, group: GroupFacts) -> int | None:
-    return next((node for node in range(len(group.ranks)) if rank < sum(group.ranks[: node + 1])), None)

@@ -259,16 +259,21 @@ class RollCall(NamedTuple):
 
 
 def roll_call(nodes: Sequence[str]) -> Generator[Round, Sequence[GroupResult], RollCall]:
-    """Ask every node, and ask those again that did not pass; a node that is missing twice is undetermined."""
+    """Ask every node, then each that did not pass alone: where one is down, a launcher may start none of them.
+
+    A node that is missing twice is undetermined.
+    """
     answers: dict[str, list[NodeAnswer]] = {node: [] for node in nodes}
     asked = [*nodes]
     for attempt in (1, 2):
         if asked:
-            [result] = yield [GroupTest(ROLL_CALL, tuple(asked), attempt)]
-            came = {answer.node: answer for answer in result.answers}
-            why = result.reason or "no report of it arrived"
-            for node in asked:
-                answers[node].append(came.get(node) or NodeAnswer(node, "undetermined", why))
+            tests = [tuple(asked)] if attempt == 1 else [(node,) for node in asked]
+            results = yield [GroupTest(ROLL_CALL, test, attempt) for test in tests]
+            for test, result in zip(tests, results, strict=True):
+                came = {answer.node: answer for answer in result.answers}
+                why = result.reason or "no report of it arrived"
+                for node in test:
+                    answers[node].append(came.get(node) or NodeAnswer(node, "undetermined", why))
             asked = [node for node in asked if answers[node][-1].status != "pass"]
     return judge(answers)
 

@@ -38,9 +38,14 @@ Sample = tuple[str, dict[str, str], float, str]
 
 def prometheus(report: RunReport) -> str:
     """Return the exposition text; every sample is a gauge, and what could not be read is not there."""
+    return exposition([*_run(report), *_checks(report), *_gpus(report)])
+
+
+def exposition(samples: Iterable[Sample]) -> str:
+    """Return samples (name, labels, value, what it says) as text, those of one name together."""
     families: dict[str, list[str]] = {}
     seen = set()
-    for name, labels, value, doc in (*_run(report), *_checks(report), *_gpus(report)):
+    for name, labels, value, doc in samples:
         pairs = ",".join(f'{label}="{_escaped(text, quote=True)}"' for label, text in labels.items())
         series = f"{name}{{{pairs}}}" if pairs else name
         lines = families.setdefault(name, [f"# HELP {name} {_escaped(doc)}\n# TYPE {name} gauge\n"])

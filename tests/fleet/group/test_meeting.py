@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from benchmarks.fleet_group import measure
 from envcheck.errors import ConfigError
 from envcheck.fleet.group import meeting
 from envcheck.fleet.group.meeting import Coordinator, GroupMember, LostGroupError, NotFormedError, StepParts, free_ports
@@ -103,6 +104,12 @@ def test_a_node_that_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         with joining(port, hello(0), hello(1)) as futures:
             members = [future.result() for future in futures]
         assert exchanged(*members) == [StepParts({0: 0, 1: 1}, {2: "it was silent for 1.5 s"})] * 2
+
+
+def test_a_thousand_nodes_meet_and_the_one_that_is_lost_is_named() -> None:
+    row = measure(1024, 10)
+    assert (row["all_came"], row["lost_is_named"]) == (True, True)
+    assert row["cpu_seconds"] < 60
 
 
 def test_who_does_not_come_is_named() -> None:

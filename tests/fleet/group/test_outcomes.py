@@ -7,9 +7,9 @@ import pytest
 from msgspec import structs
 
 from envcheck.fleet.group import outcome as outcomes
-from envcheck.fleet.group.outcome import nodes_of, of_group, of_node
+from envcheck.fleet.group.outcome import of_group, of_node
 from envcheck.fleet.group.session import interface_of
-from envcheck.fleet.one_report import NotAReportError, read
+from envcheck.fleet.one_report import NotAReportError, nodes_of, read
 from envcheck.reports.model import RunReport, encode
 from envcheck.runner.outcomes import as_finding
 from envcheck.runner.schema import GroupFacts, OutcomeRow
@@ -53,7 +53,12 @@ def test_all_ranks_come_in_order_and_a_lost_nodes_are_empty() -> None:
     parts = {0: {**part(), "ranks": [1, 2]}, 2: {**part(), "ranks": [5]}}
     whole = outcomes.whole(event, parts, {1: "gone"}, RANKS, NAMES)
     assert whole["ranks"] == [1, 2, None, None, 5, None]
-    assert whole["error"]["rank"] == 2
+    assert (whole["error"]["rank"], whole["kept"]) == (2, {})
+    held = {"quota": 0.5, "periods": 100, "throttled": 90, "share": 0.9}
+    parts[2]["throttled"] = outcomes.own({**event, **part(), "throttled": held})["throttled"]
+    assert outcomes.whole(event, parts, {}, RANKS, NAMES)["kept"]["throttled"] == held, (
+        "a quota on any node counts for all"
+    )
     assert outcomes.broken({0: {"error": ""}}, {}, NAMES) == ""
     assert "imported on n2: no torch" in outcomes.broken({1: {"error": "no torch"}}, {}, NAMES)
 

@@ -118,9 +118,12 @@ def test_wrong_usage_is_refused_and_nothing_starts(tmp_path: Path, monkeypatch: 
     }
     planned = CliRunner().invoke(cli, ["fleet", "pairs", "--nodes", "n[1-1024]", "--dry-run"]).stdout
     assert ("--level quick --output" in planned, "envcheck fleet group --output" in planned) == (True, True)
-    more = ["--python", "/opt/a b", "--require-gpu", "--dry-run"]
+    more = ["--python", "/opt/a b", "--image", "site/torch:1", "--require-gpu", "--dry-run"]
     commands = CliRunner().invoke(cli, ["fleet", "pairs", "--nodes", "n[1-2]", *more]).stdout.splitlines()
-    assert [line.endswith("/ --python '/opt/a b' --require-gpu") for line in commands] == [True, True], commands
+    assert [line.endswith("/ --python '/opt/a b' --image site/torch:1 --require-gpu") for line in commands] == [
+        True,
+        True,
+    ], commands
     wrong = {}
     for words, message in cases.items():
         error = CliRunner().invoke(cli, ["fleet", "pairs", *shlex.split(words)]).exception
