@@ -261,15 +261,29 @@ def _finding(same: list[OutcomeRow], out: _Printer, *, verbose: bool) -> None:
     first = same[0]
     out.told(first.status, ", ".join(o.id for o in same), "bold", most=0 if verbose else 1)
     told = phrases.particulars(first) if verbose else _in_short(first)
-    room = [len(out.lines(text)) for _, text in told]
-    while not verbose and sum(room) > _PROBLEM - 2 and max(room) > 1:  # its name, and the blank line before it
-        room[room.index(max(room))] -= 1
+    room = [0] * len(told) if verbose else _room(told, [len(out.lines(text)) for _, text in told])
     for (title, text), most in zip(told, room, strict=True):
+        if not verbose and not most:
+            continue
         if title == "log":
             for number, line in enumerate(text.splitlines()):
                 out.log("" if number else "log", line, cut=not verbose)
         else:
             out.told(title, text, most=most)
+
+
+def _room(told: Sequence[tuple[str, str]], lines: list[int]) -> list[int]:
+    """Return how many lines each row of a problem gets: why it is one and the first thing to do are cut last.
+
+    A problem's name and the blank line before it are none of them.
+    """
+    titles = [title for title, _ in told]
+    further = [row for row, title in enumerate(titles) if title == "to do"][1:]
+    value, where = ([row for row, title in enumerate(titles) if title == name] for name in ("value", "where"))
+    for rows, least in ((further, 0), (value, 0), (where, 1), ([0], 2), (range(len(told)), 1)):
+        while sum(lines) > _PROBLEM - 2 and max((lines[row] for row in rows), default=0) > least:
+            lines[max(rows, key=lines.__getitem__)] -= 1
+    return lines
 
 
 def _in_short(outcome: OutcomeRow) -> list[tuple[str, str]]:
@@ -281,6 +295,8 @@ def _in_short(outcome: OutcomeRow) -> list[tuple[str, str]]:
     value = "; ".join(filter(None, (told.get("value"), f"limit {told['limit']}" if "limit" in told else "")))
     own = [finding for finding in outcome.findings if finding.status == outcome.status]
     culprits = [*dict.fromkeys(f.culprit for f in own if f.culprit)] or [outcome.culprit]
+    # A GPU's number is enough here; its UUID stands in the report.
+    culprits = [*dict.fromkeys(culprit.partition(" (")[0] for culprit in culprits)]
     where = "" if all(_names(outcome.summary, culprit) for culprit in culprits) else ", ".join(culprits)
     remedies = {outcome.remedy: outcome.remedy} if outcome.remedy else {}
     for finding in own:

@@ -139,4 +139,4 @@ def test_render_holds_the_certificate_against_the_name(authority: Certificate, t
     assert done.exception is None
     assert "https://127.0.0.1 (https://github.com/pypa/pip/issues/12906)" in done.stderr
     named = render(tmp_path / "site", *LINK, *tls, "--name", "localhost")
-    assert (named.exception, named.stderr) == (None, "")
+    assert (named.exception, "pypa/pip" in named.stderr) == (None, False)
