@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Annotated, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import msgspec
 from msgspec import structs
@@ -21,12 +21,12 @@ from msgspec import structs
 from envcheck.errors import EnvcheckError, refuse
 from envcheck.mirrors.net.waits import map_in_threads
 from envcheck.registry import documents
-from envcheck.registry.documents import Descriptor, ImageManifest, LyingError, StoredManifest, digest_of
+from envcheck.registry.documents import Descriptor, ImageManifest, LyingError, Platform, StoredManifest, digest_of
 from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations
 from envcheck.registry.judge import ListedProof
 from envcheck.registry.repository import Repository, codes_in
 from envcheck.registry.statement import MOST_REPORT, PREDICATE_TYPE, ProofRefusal, Rejection, ReportReference
-from envcheck.struct_types import LightRecord, know_types
+from envcheck.struct_types import LightRecord
 
 # The artifact types of a proof's evidence and of a promotion: their own tags end otherwise than those of proofs, so
 # that who looks for proofs reads neither, and who looks for promotions reads no proof.
@@ -57,13 +57,6 @@ _MOST_CONFIG: Final = 4 << 20
 _MOST_PLATFORMS: Final = 100
 
 
-class _Config(msgspec.Struct):
-    architecture: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    os: Annotated[str, msgspec.Meta(max_length=64)] = ""
-
-
-know_types(_Config)
-
 # How BuildKit marks what it says of a build in an index (its docs/attestations/attestation-storage.md).
 _ATTESTATION: Final = ("vnd.docker.reference.type", "attestation-manifest")
 _IN_TOTO: Final = "application/vnd.in-toto+json"
@@ -81,7 +74,7 @@ class RemoteImage(LightRecord, frozen=True):
     config: str
     arch: str
     index_digest: str | None = None
-    os: str = "linux"
+    platform: tuple[str, str, str] = ("linux", "", "")
 
 
 class Attachment(LightRecord, frozen=True):
@@ -186,6 +179,23 @@ def _entered(repository: Repository, subject: str, named: Descriptor, document: 
     except EnvcheckError as error:  # its own tag keeps it
         return f"other clients may not find it: {error.message}"
     return f"other clients may not find it: others write the index {tag} at the same time"
+
+
+def detach(repository: Repository, subject: str, artifacts: Mapping[str, str]) -> None:
+    """Delete artifacts, each a digest with its type, and take them out of the fallback index.
+
+    Raise an EnvcheckError where the registry does not let them be deleted. Some keep tags of what was deleted, others
+    delete no tag.
+    """
+    for digest, kind in artifacts.items():
+        with contextlib.suppress(documents.RefusedError):
+            repository.delete(own_tag(subject, digest, kind))
+        repository.delete(digest)
+    tag = fallback_tag(subject)
+    index = _index(repository, tag, subject)
+    left = [one for one in index["manifests"] if not isinstance(one, dict) or one.get("digest") not in artifacts]
+    if len(left) < len(index["manifests"]):
+        repository.push_manifest(documents.encode({**index, "manifests": left}), documents.OCI_INDEX, tag)
 
 
 def _index(repository: Repository, tag: str, subject: str) -> dict[str, Any]:
@@ -347,11 +357,14 @@ def whole_images(repository: Repository, tag_or_digest: str) -> list[RemoteImage
         if _is_attestation(entry, stored):
             continue
         image = _remote(repository, stored, manifest.digest)
-        stated = entry.platform.normal if entry.platform else (image.os, image.arch)
-        if image.os != "linux" or stated != (image.os, image.arch):
-            what = f"is {image.os}/{image.arch} by its config and {'/'.join(stated)} in the index"
+        stated = entry.platform.normal if entry.platform else image.platform
+        if image.platform[0] != "linux" or stated != image.platform:
+            named = ["/".join(filter(None, one)) for one in (image.platform, stated)]
+            what = f"is {named[0]} by its config and {named[1]} in the index"
             _refuse_entry(repository, entry.digest, what)
         images.append(image)
+    if not images:
+        _refuse_entry(repository, manifest.digest, "is an index of no image")
     return images
 
 
@@ -363,19 +376,20 @@ def _refuse_entry(repository: Repository, digest: str, what: str) -> NoReturn:
 def _is_attestation(entry: Descriptor, stored: StoredManifest) -> bool:
     """Tell whether an entry is what a builder says of an image: no engine runs it, whatever its platform."""
     marked = (entry.annotations or {}).get(_ATTESTATION[0]) == _ATTESTATION[1]
-    nowhere = entry.platform is not None and entry.platform.normal == ("unknown", "unknown")
+    nowhere = entry.platform is not None and entry.platform.normal[:2] == ("unknown", "unknown")
     return marked and nowhere and all(layer.media_type == _IN_TOTO for layer in stored.image().layers)
 
 
 def _remote(repository: Repository, manifest: StoredManifest, index: str | None = None) -> RemoteImage:
     config = manifest.image().config
     try:
-        read = msgspec.json.decode(repository.blob(config, _MOST_CONFIG), type=_Config)
+        read = msgspec.json.decode(repository.blob(config, _MOST_CONFIG), type=Platform)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         message = f"{repository.reference.name}@{manifest.digest}: its config is not that of an image"
         raise LyingError(message, fix="name an image; this is another artifact") from None
-    os, arch = documents.Platform(architecture=read.architecture, os=read.os).normal
-    return RemoteImage(repository.reference.name, manifest.digest, config.digest, arch, index, os)
+    return RemoteImage(
+        repository.reference.name, manifest.digest, config.digest, read.normal[1], index, platform=read.normal
+    )
 
 
 def read_proofs(repository: Repository, digest: str, tags: Sequence[str] | None = None) -> list[ListedProof]:

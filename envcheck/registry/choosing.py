@@ -143,7 +143,9 @@ def _screened(
         refused = Rejection(ProofRefusal.TAMPERED, error.message)
         return _Screened(digest, tags, [], ImageProofs([], None, refused))
     by_statement = structs.replace(terms, policy=structs.replace(terms.policy, rejudge=False))
-    return _Screened(digest, tags, attached, judge_image(attached, digest, by_statement))
+    proofs = judge_image(attached, digest, by_statement)
+    # What nobody chooses is not kept: many images, each with all that may be attached to one, would fill the memory.
+    return _Screened(digest, tags, attached if proofs.chosen else [], proofs)
 
 
 def _best(screened: Iterable[_Screened], query: ImageQuery | None, terms: ProofTerms) -> PullChoice:

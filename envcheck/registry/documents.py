@@ -136,18 +136,22 @@ _D = TypeVar("_D")
 
 
 _ARCHS: Final = {"x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64"}
+_USUAL: Final = {"amd64": "v1", "arm64": "v8"}
 
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True):
-    """For which machine the manifest of an index is."""
+    """For which machine the manifest of an index, or the config of an image, is."""
 
-    architecture: str = ""
-    os: str = ""
+    architecture: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    os: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    variant: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
     @property
-    def normal(self) -> tuple[str, str]:
-        """Return os and architecture as engines compare them (containerd's platforms.Normalize)."""
-        return self.os.lower() or "linux", _ARCHS.get(self.architecture.lower(), self.architecture.lower())
+    def normal(self) -> tuple[str, str, str]:
+        """Return os, architecture and variant as engines compare them (containerd's platforms.Normalize)."""
+        arch = _ARCHS.get(self.architecture.lower(), self.architecture.lower())
+        variant = f"v{self.variant.lower().removeprefix('v')}" if self.variant else ""
+        return self.os.lower() or "linux", arch, "" if variant == _USUAL.get(arch) else variant
 
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -200,7 +204,7 @@ class _Shape(msgspec.Struct, rename="camel"):
     config: Any = None
 
 
-know_types(ImageManifest, ImageIndex, _Shape)
+know_types(ImageManifest, ImageIndex, Platform, _Shape)
 
 
 class StoredManifest(LightRecord, frozen=True):

@@ -203,7 +203,7 @@ def node_of(snapshot: Snapshot) -> NodeFacts:
 
 def judge_image(attached: Sequence[ListedProof], image: str, terms: ProofTerms) -> ImageProofs:
     """Judge everything that lies beside an image's digest; the refusal that came furthest stands for all."""
-    read = [_read(one, image, terms.policy) for one in attached]
+    read = [read_statement(one, image, terms.policy) for one in attached]
     fails = [one for one in read if one.unread_end or (one.statement and not one.statement.passed)]
     fails.sort(key=_ended, reverse=True)
     judged = [_judge(proof, fails, one.evidence, terms) for one, proof in zip(attached, read, strict=True)]
@@ -222,7 +222,7 @@ def _ended(proof: JudgedProof) -> dt.datetime:
     return proof.statement.ended if proof.statement else dt.datetime.min.replace(tzinfo=dt.timezone.utc)
 
 
-def _read(listed: ListedProof, image: str, policy: Policy) -> JudgedProof:
+def read_statement(listed: ListedProof, image: str, policy: Policy) -> JudgedProof:
     """Return a statement about this image by whom the policy allows, or the refusal."""
     if isinstance(listed.bundle, Rejection):
         return JudgedProof(listed.digest, None, None, listed.bundle)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from envcheck.checks import FAIL
-from envcheck.checks.support import progress_file
+from envcheck.checks.support import exact_data, progress_file
 from envcheck.errors import refuse
 from envcheck.runner.local_python import Handle, Target
 from envcheck.runner.planning import STARTING, CheckModule
@@ -40,6 +40,7 @@ _POLL: Final = 0.01
 _BY_HAND: Final = "import torch with that Python by hand, and see what it does"
 # Bytes of an event and of all: 64 ranks have 4 MiB of logs where NCCL_DEBUG is set, and some 30 checks have ranks.
 _LINE, _MOST = 1 << 24, 1 << 28
+_MOST_RANKS: Final = 4096  # of one node: each may have a seed of its own, the run's and its number
 _DEPTH: Final = 60  # of lists and objects in each other; a check's measurement has some six
 _PREFIX: Final = "envcheck-run-"
 _INNER: Final = "plan"
@@ -148,13 +149,15 @@ class RunPlan:
 
 
 def worker_plan(plan: Plan, asked: RunPlan, known: Mapping[str, OutcomeRow], *, several_nodes: bool) -> dict[str, Any]:
-    """Return the worker's plan. `ours`: what it writes beside it goes with it.
+    """Return the worker's plan. `ours`: what it writes beside it goes with it; `run` and `seed` are this run's alone.
 
     Where peer-to-peer is `known` to be broken, no rank tries it again: a probe failed, or a group hung with it.
     """
     modules = {module.id: module for module in asked.chosen}
     failed = any(module.check.probe and i in known and known[i].status == FAIL for i, module in modules.items())
     without_p2p = failed or any(row.details.get("hung") for row in known.values())
+    nonce, asked_for = secrets.token_hex(8), exact_data.requested_seed()
+    seed = int(nonce, 16) % 1_000_000 if asked_for is None else asked_for
     fields = ("id", "ranks", "least_ranks", "gpus", "seconds", "timeout")
     planned = [(check, modules[check.id]) for check in plan.checks if check.kind == "env"]
     return {
@@ -163,10 +166,11 @@ def worker_plan(plan: Plan, asked: RunPlan, known: Mapping[str, OutcomeRow], *, 
             | {"source": module.source, "probe": module.check.probe, "imports": list(module.check.imports)}
             for check, module in planned
         ],
-        "environment": P2P_OFF if without_p2p else {},
+        "environment": {exact_data.SEED: str(seed), **(P2P_OFF if without_p2p else {})},
         "nproc": plan.nproc,
         "level": plan.level,
-        "run": secrets.token_hex(8),
+        "run": nonce,
+        "seed": seed,
         "budget": plan.budget,
         "ours": asked.target.ours,
         "spawn": asked.spawn,
@@ -314,10 +318,19 @@ def _event(line: bytes, plan: Mapping[str, Any], limits: Mapping[str, float]) ->
         why = " ".join(str(error).split())[:200]
     else:
         about, skips = event.get("id"), isinstance(said, _LeftOut) and plan["budget"] is None
-        if said.run == plan["run"] and _shallow(event) and about in (None, *limits) and not skips:
+        sound = said.run == plan["run"] and _shallow(event) and about in (None, *limits) and not skips
+        if sound and _of_this_seed(event, plan):
             return event
         why = f"{event['event']} of {str(about)[:40]} in the run {said.run[:40]}"
     return {"event": "foreign", "what": why}
+
+
+def _of_this_seed(event: Event, plan: Mapping[str, Any]) -> bool:
+    """Tell whether the ranks of a check of ours made their data from the run's seed; a group of nodes has another."""
+    ours = any(check["id"] == event.get("id") and check["source"].startswith("module:") for check in plan["checks"])
+    said = [rank.get("seed") for rank in event.get("ranks", ()) if isinstance(rank, dict)]
+    others = [seed for seed in said if isinstance(seed, int) and not 0 <= seed - plan["seed"] < _MOST_RANKS]
+    return not (ours and others) or plan["several_nodes"]
 
 
 def _shallow(value: Any, left: int = _DEPTH) -> bool:

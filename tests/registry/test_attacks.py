@@ -12,9 +12,10 @@ from typing import Any, Final
 
 import pytest
 
+from envcheck.registry import choosing
 from envcheck.registry import statement as statements
 from envcheck.registry.attachments import REPORT_TYPE, attach, fallback_tag, own_tag, referrers
-from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, StoredManifest
+from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, ImageManifest, StoredManifest, encode
 from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations, sign
 from envcheck.registry.statement import Sha256, Subject, written
 from envcheck.signing import load_private
@@ -176,6 +177,36 @@ def test_large_attachments_do_not_stop_the_pull_of_another(
     document = lied.pull("--from", lied.name)
     assert document["chosen"] is not None
     assert {row["reason"] for row in document["refused"]} == {"tampered"}
+
+
+def test_what_lies_beside_images_that_nobody_proved_is_not_kept(lied: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    proven, image = lied.repository.manifest("2.13.0-cpu-py311-runtime"), lied.image("two", "2.13.0-cpu-py312-runtime")
+    put(lied, image, b"x" * 100_000)
+    kept: dict[str, int] = {}
+    best = choosing._best  # noqa: SLF001 (what it is given is what is in memory)
+
+    def noted(screened: list[Any], *more: Any) -> Any:
+        kept.update({one.digest: len(one.attached) for one in screened})
+        return best(screened, *more)
+
+    monkeypatch.setattr(choosing, "_best", noted)
+    assert lied.chosen() == proven.digest
+    assert kept == {proven.digest: 1, image.digest: 0}
+
+
+@pytest.mark.parametrize("digests", [0, 1])
+def test_an_index_of_no_image_is_not_promoted(lied: Site, digests: int) -> None:
+    said = encode(ImageManifest(schema_version=2, media_type=OCI_MANIFEST, config=lied.repository.push_blob(b"{}")))
+    lied.repository.push_manifest(said, OCI_MANIFEST, "said")
+    note = lied.repository.manifest("said")
+    entry = {"mediaType": OCI_MANIFEST, "digest": note.digest, "size": len(note.content)}
+    marked = {"vnd.docker.reference.type": "attestation-manifest"}
+    rows = [{**entry, "platform": {"os": "unknown", "architecture": "unknown"}, "annotations": marked}][:digests]
+    lied.repository.push_manifest(
+        encode({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": rows}), OCI_INDEX, "x"
+    )
+    status, message = lied.promote(lied.repository.manifest("x"), "--to", "stable")
+    assert (status, "is an index of no image" in message) == (1, True), message
 
 
 @pytest.mark.tools

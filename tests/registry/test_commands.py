@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from envcheck.registry.attachments import fallback_tag
+from envcheck.registry.attachments import REPORT_TYPE, fallback_tag, referrers
 from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, ImageManifest, StoredManifest, encode
+from envcheck.registry.envelope import BUNDLE_TYPE
 from envcheck.registry.repository import Repository
 from tests.registries import program, stored_blob
 from tests.registry.oci.fakes import push_image, push_index
@@ -62,6 +63,31 @@ def test_what_pull_would_refuse_is_published_and_exits_1(
     assert output.splitlines()[-2] == "  read back: refused for the node that ran"
     assert output.splitlines()[-1].startswith(f"    {reason}: ")
     assert reason in site.reasons(f"{site.name}@{image.digest}", policy=policy)
+
+
+def test_what_a_newer_proof_replaces_is_deleted_when_asked_and_nothing_else(site: Site) -> None:
+    image = site.image("one", "one")
+    for ago, more in ((5000, {}), (4000, {"failed": True}), (3000, {"key": "other"}), (2000, {})):
+        assert site.publish(image, ago=ago, **more)[0] == 0
+    before = set(site.repository.tags())
+    assert site.publish(image, "--replace", ago=5500)[0] == 0
+    assert before < set(site.repository.tags()), "a newer proof, a failed run and another key's stay"
+    status, output = site.publish(image, "--replace", "--json", ago=1000)
+    [row] = json.loads(output)["published"]
+    assert (status, len(row["replaced"])) == (0, 3), output
+    left = referrers(site.repository, image.digest)
+    kinds = [one.manifest.kind for one in left.artifacts]
+    assert (kinds.count(BUNDLE_TYPE), kinds.count(REPORT_TYPE), left.unread) == (3, 3, {})
+    assert site.chosen(f"{site.name}@{image.digest}") == image.digest
+
+
+def test_a_registry_that_lets_nobody_delete_is_told_and_the_proof_is_there(lied: Site) -> None:
+    image = lied.repository.manifest("2.13.0-cpu-py311-runtime")
+    lied.publish(image, ago=2000)
+    status, message = lied.publish(image, "--replace", ago=1000)
+    assert (status, "does not accept to delete" in message) == (3, True), message
+    assert len(referrers(lied.repository, image.digest).artifacts) == 6
+    assert lied.chosen(f"{lied.name}@{image.digest}") == image.digest
 
 
 def test_a_report_of_another_image_publishes_nothing(site: Site) -> None:
@@ -167,6 +193,14 @@ def test_an_index_is_proven_and_promoted_by_its_image(site: Site) -> None:
 # Entries that an engine takes or that no builder writes, beside a proven image for amd64; and how each is refused.
 STRANGERS: dict[str, tuple[dict[str, Any], str]] = {
     "other spelling": ({"platform": {"os": "Linux", "architecture": "aarch64"}}, "the image for arm64: no-proof"),
+    "another variant": (
+        {"platform": {"os": "linux", "architecture": "arm64", "variant": "v9"}},
+        "is linux/arm64 by its config and linux/arm64/v9 in the index",
+    ),
+    "the usual variant": (
+        {"platform": {"os": "linux", "architecture": "aarch64", "variant": "8"}},
+        "the image for arm64: no-proof",
+    ),
     "without a platform": ({}, "the image for arm64: no-proof"),
     "what its config denies": ({"platform": {"os": "linux", "architecture": "s390x"}}, "linux/arm64 by its config"),
     "with annotations of null": ({"annotations": None}, "the image for arm64: no-proof"),

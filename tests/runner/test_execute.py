@@ -284,6 +284,34 @@ def test_an_event_that_does_not_fit_is_skipped_and_told(add: Callable[..., Path]
         assert (run.verdict.exit_code, run.environment) == (3, FACTS["facts"]), attack
 
 
+def test_data_that_another_seed_made_is_of_another_run(tmp_path: Path) -> None:
+    checks = [{"id": "one", "source": "module:x"}, {"id": "mine", "source": "file:x"}]
+    plan = {"run": "r", "seed": 7, "budget": None, "several_nodes": False, "checks": checks}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    ranks: list[tuple[str, Any]] = [
+        ("one", [{"seed": 7}, {"seed": 8}]),
+        ("one", [{"seed": 6}]),
+        ("mine", [{"seed": 6}]),
+    ]
+    said = [FACTS, *({**DONE, "id": check, "ranks": each} for check, each in ranks), {"event": "end"}]
+    seen = worker_session.events(ScriptedTarget(said, None), tmp_path, {"one": 1.0, "mine": 1.0})
+    assert [event["event"] for event in seen] == ["environment", "done", "foreign", "done", "end"]
+
+
+def test_each_run_has_a_seed_of_its_own_or_the_one_that_was_asked_for(
+    add: Callable[..., Path], run_site: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add("one", "return {'asked': os.environ['ENVCHECK_SEED']}", "ranks=1")
+    seeds = []
+    for wanted in ("12", "", ""):
+        monkeypatch.setenv("ENVCHECK_SEED", wanted)
+        row = run_site().outcomes["one"]
+        seeds.append(row.ranks[0]["asked"])
+        assert "ran_with" not in row.details
+    assert seeds[0] == "12"
+    assert len(set(seeds)) == 3
+
+
 NESTS = "import os\nfor _ in range(1500):\n    os.mkdir('d')\n    os.chdir('d')"
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -67,6 +67,7 @@ class PublishOptions:
     trust_config: Annotated[Path | None, Option("A Sigstore instance of your own, as ClientTrustConfig.")] = None
     policy: Annotated[Path | None, Option("Exit 1 unless the proof holds by it for the node that ran.")] = None
     undetermined: Annotated[bool, Option("Attach a report of exit 3 too; it neither proves nor revokes.")] = False
+    replace: Annotated[bool, Option("Delete this key's older proofs of the same GPUs that add nothing to it.")] = False
     mirror: _Mirror = "user"
     as_json: Annotated[bool, Option("--json", "Print envcheck/publish/1.")] = False
 
@@ -76,6 +77,8 @@ class PublishOptions:
             refuse(message, "pass --key FILE (`envcheck key new FILE` makes one) or --keyless")
         if self.trust_config and not self.keyless:
             refuse("--trust-config is for --keyless", "leave it out, or sign with --keyless")
+        if self.replace and self.keyless:
+            refuse("--replace deletes proofs of a key", "leave it out, or sign with --key")
 
 
 @command_with(PublishOptions)
@@ -85,7 +88,8 @@ def publish(options: PublishOptions, settings: Settings) -> int:
     REF is the image that was pushed: REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:.... The report goes beside exactly the
     image that ran. A report that failed is published too: it revokes older proofs. One that is undetermined (exit 3) is
     refused without --undetermined.
-    With --policy you learn at once whether `envcheck pull` believes the proof.
+    With --policy you learn at once whether `envcheck pull` believes the proof. --replace deletes older proofs of the
+    same GPUs, driver, cell and key that say nothing which this one does not; failed runs stay.
 
     Names of hosts, users and paths become pseudonyms; GPU models, driver and counts stay.
 
@@ -103,14 +107,18 @@ def publish(options: PublishOptions, settings: Settings) -> int:
     repository = _repository(reference, options.mirror)
     prepared = publishing.prepare(repository, reference.wanted, report, undetermined=options.undetermined)
     done = publishing.publish(repository, prepared, by)
-    judged = None
+    judged, replaced = None, list[str]()
     try:
+        if key and options.replace:
+            replaced = publishing.delete_replaced(repository, prepared, key.public)
         if judge_by:
             # Only now: a proof may expire while somebody types a password, or while a registry is slow.
             by_now = terms(judge_by[0], node_of(report.snapshot), judge_by[1])
             judged = _read_back(repository, prepared.image.manifest, done.proof, by_now)
     finally:
-        _show_published(done, judged, as_json=options.as_json)  # what was published is there, whatever came after it
+        _show_published(
+            done, judged, replaced, as_json=options.as_json
+        )  # what was published is there, whatever came after it
     return 1 if judged and judged.refused else 0
 
 
@@ -130,11 +138,13 @@ def _keyless(options: PublishOptions) -> KeylessSigner:
     return KeylessSigner(options.trust_config)
 
 
-def _show_published(one: publishing.Publication, proof: JudgedProof | None, *, as_json: bool) -> None:
+def _show_published(
+    one: publishing.Publication, proof: JudgedProof | None, replaced: list[str], *, as_json: bool
+) -> None:
     refused = proof.refused if proof else None
     if as_json:
         read_back = {"holds": None if proof is None else refused is None, **_why(refused)}
-        row = {**msgspec.structs.asdict(one), "result": one.statement.word, **read_back}
+        row = {**msgspec.structs.asdict(one), "result": one.statement.word, "replaced": replaced, **read_back}
         print_json({"schema": "envcheck/publish/1", "published": [row]})
         return
     _say(
@@ -143,6 +153,7 @@ def _show_published(one: publishing.Publication, proof: JudgedProof | None, *, a
         f"  proof  {one.proof}",
         f"  signed by {one.signer}",
         *([f"  note: {one.note}"] if one.note else []),
+        *(f"  deleted {digest}, which it replaces" for digest in replaced),
         *([f"  read back: {'refused' if refused else 'holds'} for the node that ran"] if proof else []),
         *([f"    {_because(refused)}"] if refused else []),
     )

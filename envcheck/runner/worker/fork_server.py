@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from envcheck.checks.support.exact_data import SEED
 from envcheck.runner.worker import import_trials, process_limits, process_tree, rank_group, torch_facts
 
 NODE_READ = "node-read"  # the file beside the plan that says so
@@ -302,7 +303,7 @@ def later_environment(check: Mapping[str, Any], done: Mapping[str, Any], now: Ma
 def kept(done: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a report keeps of how a group ran, by KEPT: variables set for it, why it ran again, its CPU quota."""
     facts = (
-        [f"{name}={value}" for name, value in done["environment"].items()],
+        [f"{name}={value}" for name, value in done["environment"].items() if name != SEED],
         done.get("hung"),
         done.get("throttled"),
     )

@@ -90,7 +90,7 @@ def test_an_import_that_is_killed_anywhere_leaves_what_is_served(carried: Path, 
     began = time.monotonic()
     output_of(Store(tmp_path / "trial"), "import", str(carried))
     takes = time.monotonic() - began
-    for point in range(6):
+    for point in range(20):
         with envcheck(store, "import", str(carried)) as running:
             time.sleep(takes * random.Random(point).uniform(0.2, 0.9))  # noqa: S311 (a moment)
             running.kill()

@@ -79,9 +79,9 @@ def opened(address: str, name: str = "team/torch", **options: Any) -> Repository
     return open_repository(reference, **{"environ": {"HOME": "/nowhere"}, "sleep": lambda _: None, **options})
 
 
-def image(word: str, architecture: str = "amd64") -> tuple[bytes, dict[str, bytes]]:
+def image(word: str, architecture: str = "amd64", os: str = "linux") -> tuple[bytes, dict[str, bytes]]:
     """Return the manifest of an image that no other word gives, and its blobs by digest."""
-    config = json.dumps({"architecture": architecture, "os": "linux", "word": word}).encode()
+    config = json.dumps({"architecture": architecture, "os": os, "word": word}).encode()
     layer = word.encode() * 1000
     document = ImageManifest(
         schema_version=2,
@@ -93,10 +93,10 @@ def image(word: str, architecture: str = "amd64") -> tuple[bytes, dict[str, byte
 
 
 def push_image(
-    repository: Repository, word: str = "one", tag: str | None = None, architecture: str = "amd64"
+    repository: Repository, word: str = "one", tag: str | None = None, architecture: str = "amd64", os: str = "linux"
 ) -> StoredManifest:
     """Push an image and return its manifest as the registry has it."""
-    content, blobs = image(word, architecture)
+    content, blobs = image(word, architecture, os)
     for blob in blobs.values():
         repository.push_blob(blob)
     repository.push_manifest(content, OCI_MANIFEST, tag)

@@ -2,20 +2,31 @@
 
 import contextlib
 import json
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envcheck.errors import ConfigError
-from envcheck.registry.documents import MANIFESTS, OCI_INDEX, OCI_MANIFEST, LyingError, parse_reference, read_manifest
+from envcheck.registry.attachments import whole_images
+from envcheck.registry.documents import (
+    MANIFESTS,
+    OCI_INDEX,
+    OCI_MANIFEST,
+    LyingError,
+    StoredManifest,
+    parse_reference,
+    read_manifest,
+)
 from envcheck.registry.logins import challenges
-from envcheck.registry.repository import next_page
-from tests.registry.oci.fakes import image
+from envcheck.registry.repository import Repository, next_page
+from tests.registry.oci.fakes import FakeRegistry, image, opened, push_image
 from tests.tables import each
 
 CONTENT = image("one")[0]
 DIGEST = "sha256:" + "a" * 64
+MARK = "vnd.docker.reference.type"
 
 
 @each(
@@ -50,6 +61,64 @@ def test_any_bytes_are_a_document_or_a_refusal(content: bytes, content_type: str
         with contextlib.suppress(LyingError):
             manifest = read_manifest(one, content_type, "it")
             manifest.index() if manifest.is_index else manifest.image()
+
+
+NULLS = st.none() | st.integers() | st.booleans() | st.text(max_size=8)
+SPELLED = st.fixed_dictionaries(
+    {},
+    optional={
+        "os": st.sampled_from(["linux", "Linux", "", "windows", "unknown"]),
+        "architecture": st.sampled_from(["amd64", "x86_64", "arm64", "aarch64", "unknown", ""]),
+        "variant": st.sampled_from(["", "v1", "V8", "8", "v3"]),
+    },
+)
+ENTRY = st.fixed_dictionaries(
+    {"image": st.integers(0, 4)},
+    optional={"platform": SPELLED | NULLS, "annotations": st.none() | st.just({MARK: "attestation-manifest"})},
+)
+
+
+@pytest.fixture
+def pushed(fake: FakeRegistry) -> tuple[Repository, list[StoredManifest]]:
+    repository = opened(fake.netloc)
+    configs = [("amd64", "linux"), ("arm64", "linux"), ("amd64", "windows"), ("", ""), ("s390x", "linux")]
+    return repository, [push_image(repository, f"{arch} {os}", None, arch, os) for arch, os in configs]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(entries=st.lists(ENTRY, max_size=4))
+def test_an_index_is_refused_or_names_every_image_that_an_engine_could_take(
+    pushed: tuple[Repository, list[StoredManifest]], entries: list[dict[str, Any]]
+) -> None:
+    repository, images = pushed
+    rows = []
+    for entry in entries:
+        one = images[entry.pop("image")]
+        rows.append({"mediaType": OCI_MANIFEST, "digest": one.digest, "size": len(one.content), **entry})
+    content = json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": rows}).encode()
+    repository.push_manifest(content, OCI_INDEX, "any")
+    with contextlib.suppress(LyingError):
+        named = whole_images(repository, "any")
+        assert named
+        assert [image.manifest for image in named] == [row["digest"] for row in rows]  # its layers are no attestation's
+        assert all(image.platform[0] == "linux" for image in named)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_manifest_or_index_of_which_any_value_is_another_is_one_or_a_refusal(data: st.DataObject) -> None:
+    index = {"mediaType": OCI_INDEX, "manifests": [{"mediaType": OCI_MANIFEST, "digest": DIGEST, "size": 7}]}
+    document = data.draw(st.sampled_from([json.loads(CONTENT), index]))
+    place = document
+    while (
+        (key := data.draw(st.sampled_from(list(place)))) and isinstance(place[key], dict) and data.draw(st.booleans())
+    ):
+        place = place[key]
+    place[key] = data.draw(st.recursive(NULLS | st.floats(), lambda part: st.lists(part, max_size=3), max_leaves=4))
+    kind = data.draw(st.sampled_from([OCI_MANIFEST, OCI_INDEX, ""]))
+    with contextlib.suppress(LyingError):
+        manifest = read_manifest(json.dumps(document).encode(), kind, "it")
+        manifest.index() if manifest.is_index else manifest.image()
 
 
 @each(

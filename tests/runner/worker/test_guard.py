@@ -1,10 +1,12 @@
 """If envcheck dies, nothing it started lives on; if the worker dies, envcheck says so and nothing lives on either."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,6 +72,40 @@ def test_nothing_lives_on_when_envcheck_is_killed(
     assert kept["environment"]["executable"] == sys.executable
     assert (kept["verdict"]["status"], kept["verdict"]["exit_code"]) == ("error", 3)
     assert eventually(lambda: not any(scratch.iterdir()), expected=True)
+
+
+@pytest.mark.thorough
+def test_a_run_that_is_killed_at_any_moment_leaves_no_process_no_directory_and_no_pass(
+    add: Callable[..., Path], site: Path, tmp_path: Path
+) -> None:
+    add("lasts", "time.sleep(1)", "ranks=2, timeout=60")
+    scratch, report = tmp_path / "scratch", tmp_path / "report.json"
+    scratch.mkdir()
+    argv = [sys.executable, "-m", "envcheck", "run", "--python", sys.executable, "--checks", str(site)]
+    argv += ["--only", "lasts", "--output", str(report)]
+    for moment in range(20):
+        with subprocess.Popen(
+            argv,
+            cwd=Path(envcheck.__file__).parents[1],
+            env={**os.environ, "TMPDIR": str(scratch)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            time.sleep(0.1 * moment)
+            process.kill()
+        assert not eventually(lambda: any(str(tmp_path).encode() in one for one in processes()), expected=False)
+        assert not eventually(lambda: any(scratch.glob("*/*/worker.log")), expected=False)
+        assert not report.exists() or json.loads(report.read_text())["verdict"]["exit_code"] == 3
+        report.unlink(missing_ok=True)
+
+
+def processes() -> list[bytes]:
+    """Return the command lines of all processes."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(file.read_bytes())
+    return found
 
 
 def test_ranks_die_with_their_parents_even_when_nobody_is_left_to_end_them(
