@@ -287,6 +287,13 @@ def test_only_one_node_by_its_name_is_drained(tmp_path: Path, monkeypatch: pytes
     keep("fail", check="ecc", summary="2 errors", of_node=True)
     result = gate("--drain")
     assert (result.exit_code, "is not drained: this is no name of one node" in result.stderr) == (1, True)
+    monkeypatch.delenv("SLURMD_NODENAME")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("NODE_NAME", name)
+    monkeypatch.setattr("envcheck.fleet.kubernetes_node.mark", lambda *_, **__: pytest.fail("a node was marked"))
+    keep("fail", check="ecc", summary="2 errors", of_node=True)
+    result = gate("--drain")
+    assert (result.exit_code, "is not drained: this is no name of one node" in result.stderr) == (1, True)
     assert not calls.exists()
 
 

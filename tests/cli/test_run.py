@@ -83,6 +83,18 @@ def test_the_exit_code_and_the_last_words_say_the_same(
     assert quiet.stdout.splitlines() == [last]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_root_is_told_that_it_runs_what_another_user_may_change(run: Envcheck, add: Add, tmp_path: Path) -> None:
+    add("mine", "passed('fine')")
+    (tmp_path / "env" / "bin").mkdir(parents=True)
+    (tmp_path / "env" / "bin" / "python").symlink_to(sys.executable)
+    os.chown(tmp_path / "env", 4711, 0)
+    argv = own(tmp_path, "mine")
+    argv[argv.index(sys.executable)] = str(tmp_path / "env" / "bin" / "python")
+    done = run(*argv, "--dry-run")
+    assert f"{tmp_path / 'env'} belongs to user 4711, and root runs it; run as that user" in done.stderr
+
+
 def test_json_is_alone_on_stdout_and_the_same_as_in_the_file(run: Envcheck, add: Add, tmp_path: Path) -> None:
     add("mine", "passed('fine', value=ranks[0]['x'], unit='s')", measure="print('{}'); return {'x': 2.5}")
     files = ["--output", str(tmp_path / "mine.json"), "--junit", str(tmp_path / "mine.xml")]

@@ -134,6 +134,7 @@ def test_a_container_is_asked_for_as_documented(program: Program, tmp_path: Path
     assert f"--mount=type=bind,source={tmp_path},target=/out,ro=false" in create
     assert f'--mount=type=bind,"source={comma}",target=/c,ro=true' in create
     assert {"--interactive", "--pull=never", "--shm-size=8g", "--user=1:2", f"--label={OWNER}={owner()}"} < set(create)
+    assert "--security-opt=no-new-privileges" in create
     assert not [word for word in create if "gpu" in word]
     assert ["rm", "--force", "c0ffee"] in program.asked("rm")
     Engine(engine).run_container("i:1", argv=["true"], gpus=True).close()

@@ -1,9 +1,12 @@
 """Each way a matrix file can be wrong: one line with file, line, key path and what to do."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
+from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.matrix.file.load import load, loads
 from tests.tables import each
@@ -24,6 +27,15 @@ def test_a_bad_file_is_one_line_that_says_what_to_do(file: Path) -> None:
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file or directory; give a readable file with --matrix"):
         load(tmp_path / "none.yaml")
+
+
+@each("image", ["x\nRUN evil", "--privileged", "a b", "$(id)", "", "X"])
+def test_a_base_that_no_registry_names_is_refused(image: str) -> None:
+    raw = data_path("matrix.yaml").read_text(encoding="utf-8")
+    head, _, rest = raw.partition("\nbases:")
+    changed = re.sub(r"image: [^,}\n]+", lambda _: f"image: {json.dumps(image)}", rest, count=1)
+    with pytest.raises(ConfigError, match="bases"):
+        loads(f"{head}\nbases:{changed}".encode(), "m.yaml")
 
 
 @each(

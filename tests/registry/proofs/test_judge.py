@@ -110,6 +110,13 @@ def test_a_refusal_says_what_is_missing_and_what_the_policy_allows(policy: Polic
     refused = proofs.judged(old, policy=policy, node=proofs.H200).refused
     assert refused is not None
     assert "the policy allows 30 days" in refused.detail
+    for attached, step in (
+        ([proofs.attached(proofs.stated("cpu", **at(ENDED)), key)], 'for a trial write mode = "cpu" in [proof]'),
+        ([], "run it, then `envcheck publish` its report"),
+    ):
+        refused = proofs.judged(*attached, policy=policy, node=proofs.H200).refused
+        assert refused is not None
+        assert refused.detail.endswith(step)
 
 
 def test_a_proof_holds_and_says_who_signed_it(policy: Policy, key: PrivateKey, ecdsa_key: PrivateKey) -> None:
