@@ -349,6 +349,7 @@ def whole_images(repository: Repository, tag_or_digest: str) -> list[RemoteImage
     manifest = repository.manifest(tag_or_digest)
     if not manifest.is_index:
         return [_remote(repository, manifest)]
+    documents.refuse_two_readings(manifest)
     entries, images = manifest.index().manifests, list[RemoteImage]()
     if len(entries) > 2 * _MOST_PLATFORMS:
         _refuse_entry(repository, manifest.digest, f"the index has {len(entries)} entries")

@@ -4,7 +4,9 @@ Sources: OCI image-spec 1.1 (descriptor.md, manifest.md, image-index.md), and Do
 """
 
 import binascii
+import contextlib
 import hashlib
+import json
 import re
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
@@ -261,6 +263,17 @@ def read_manifest(content: bytes, content_type: str, where: str) -> StoredManife
         message = f"{where} can be read as an image and as an index"
         raise LyingError(message, fix=TAMPERED)  # CVE-2021-41190
     return StoredManifest(content, digest, media_type)
+
+
+def refuse_two_readings(manifest: StoredManifest) -> None:
+    """Raise LyingError where keys differ in their case alone: engines in Go take the last, msgspec the exact one."""
+
+    def once(pairs: list[tuple[str, Any]]) -> None:
+        if len({name.lower() for name, _ in pairs}) < len(pairs):
+            refuse(f"{manifest.digest} can be read in two ways: a key is there twice", TAMPERED, LyingError)
+
+    with contextlib.suppress(RecursionError):  # `index` refuses it
+        json.loads(manifest.content, object_pairs_hook=once)
 
 
 def encode(document: object) -> bytes:

@@ -7,6 +7,7 @@ from typing import Final, get_args
 import msgspec
 from packaging.utils import canonicalize_name
 
+from envcheck import safe_files
 from envcheck.data import data_path, state_path
 from envcheck.errors import ConfigError, refuse
 from envcheck.images import lockfile
@@ -16,18 +17,28 @@ from envcheck.matrix.facts.model import Cell, HostArch
 
 PROMISES_FILE: Final = "envcheck-promises.json"
 IMAGE_PROMISES: Final = Path("/etc/envcheck/promises.json")
+_MOST: Final = 1 << 20  # bytes: it is as others left it, and may be a pipe or a device
 IMAGE_PREFIX: Final = "/opt/venv"
 
 
 def read_promises(prefix: str) -> dict[str, str]:
     """Return the promises of an environment made by envcheck, by its sys.prefix."""
     for promises in (Path(prefix) / PROMISES_FILE, *([IMAGE_PROMISES] if prefix == IMAGE_PREFIX else [])):
-        if promises.exists():
-            return parse_promises(promises.read_text(encoding="utf-8"), str(promises))
+        if content := _content(promises):
+            return parse_promises(content, str(promises))
     return {}
 
 
-def parse_promises(text: str, where: str) -> dict[str, str]:
+def _content(promises: Path) -> bytes:
+    try:
+        return safe_files.read_regular(promises, _MOST) or b" "
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in what it calls its prefix
+        return b""
+    except OSError as error:
+        refuse(f"{promises} cannot be read: {error.strerror}", "build the environment again, or remove the file")
+
+
+def parse_promises(text: str | bytes, where: str) -> dict[str, str]:
     """Return a JSON object of strings, its keys as checks know them; anything else is a ConfigError."""
     try:
         promises = msgspec.json.decode(text, type=dict[str, str])

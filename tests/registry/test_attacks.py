@@ -194,6 +194,19 @@ def test_what_lies_beside_images_that_nobody_proved_is_not_kept(lied: Site, monk
     assert kept == {proven.digest: 1, image.digest: 0}
 
 
+@pytest.mark.parametrize("key", ["manifests", "Manifests", "MANIFESTS"])
+def test_an_index_that_engines_read_otherwise_is_not_promoted(lied: Site, key: str) -> None:
+    """Go's decoder ignores the case of a key and takes the last: docker, podman and skopeo would see the stranger."""
+    proven, stranger = lied.repository.manifest("2.13.0-cpu-py311-runtime"), lied.image("stranger")
+    sound, other = (json.loads(index_of(image, [image.digest])) for image in (proven, stranger))
+    content = f'{json.dumps(sound)[:-1]}, "{key}": {json.dumps(other["manifests"])}}}'.encode()
+    lied.repository.push_manifest(content, OCI_INDEX, "two")
+    status, message = lied.promote(lied.repository.manifest("two"), "--to", "stable")
+    assert (status, "can be read in two ways" in message) == (1, True), message
+    lied.repository.push_manifest(json.dumps(sound).encode(), OCI_INDEX, "one")
+    assert lied.promote(lied.repository.manifest("one"), "--to", "stable")[0] == 0
+
+
 @pytest.mark.parametrize("digests", [0, 1])
 def test_an_index_of_no_image_is_not_promoted(lied: Site, digests: int) -> None:
     said = encode(ImageManifest(schema_version=2, media_type=OCI_MANIFEST, config=lied.repository.push_blob(b"{}")))

@@ -107,6 +107,23 @@ def test_promises_are_read_beside_the_python_they_are_of(tmp_path: Path, monkeyp
     assert read_promises("/usr") == {}
 
 
+@each(
+    ("made", "why"), [("pipe", "not a regular file"), ("/dev/zero", "not a regular file"), ("x" * 300, "name too long")]
+)
+def test_an_environment_whose_promises_have_no_end_holds_up_nobody(tmp_path: Path, made: str, why: str) -> None:
+    prefix, promised = tmp_path / made[:9].strip("/"), tmp_path / made[:9].strip("/") / "envcheck-promises.json"
+    promised.parent.mkdir(parents=True)
+    if made == "pipe":
+        os.mkfifo(promised)
+    elif made.startswith("/"):
+        promised.symlink_to(made)
+    else:
+        prefix = tmp_path / made
+    with pytest.raises(ConfigError, match=why):
+        read_promises(str(prefix))
+    assert read_promises("/nowhere\0") == {}
+
+
 @each("text", ["", "{", "[]", '{"torch": 2.1}'])
 def test_promises_that_cannot_be_read_are_no_empty_ones(text: str) -> None:
     with pytest.raises(ConfigError, match=r"p\.json is no"):
