@@ -4,7 +4,6 @@ Sources: OCI image-spec 1.1 (descriptor.md, manifest.md, image-index.md), and Do
 """
 
 import binascii
-import contextlib
 import hashlib
 import json
 import re
@@ -272,8 +271,10 @@ def refuse_two_readings(manifest: StoredManifest) -> None:
         if len({name.lower() for name, _ in pairs}) < len(pairs):
             refuse(f"{manifest.digest} can be read in two ways: a key is there twice", TAMPERED, LyingError)
 
-    with contextlib.suppress(RecursionError):  # `index` refuses it
+    try:
         json.loads(manifest.content, object_pairs_hook=once)
+    except RecursionError:
+        refuse(f"{manifest.digest} is nested too deeply", TAMPERED, LyingError)
 
 
 def encode(document: object) -> bytes:

@@ -6,7 +6,7 @@ import io
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NoReturn
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import structs
@@ -96,10 +96,10 @@ def read_policy(path: Path) -> Policy:
     proof, promote = tables.proof, tables.promote
     keys, identities = tuple(_key(name, path) for name in proof.keys), _identities(proof, path)
     if not keys and identities is None:
-        _refuse(path, "proof.keys", "no key: no proof would hold", "name public keys or identities")
+        refuse(f"{path}: proof.keys: no key: no proof would hold", "name public keys or identities")
     if promote.gpus and proof.mode == "cpu":
         fix = 'leave them out, or set mode = "gpu" in [proof]'
-        _refuse(path, "promote.gpus", "a run on a CPU proves nothing of GPUs", fix)
+        refuse(f"{path}: promote.gpus: a run on a CPU proves nothing of GPUs", fix)
     same: dict[str, Any] = {name: getattr(proof, name) for name in ("level", "required", "warnings", "rejudge", "mode")}
     return Policy(
         **same,
@@ -110,16 +110,12 @@ def read_policy(path: Path) -> Policy:
     )
 
 
-def _refuse(path: Path, setting: str, why: str, fix: str) -> NoReturn:
-    refuse(f"{path}: {setting}: {why}", fix)
-
-
 def _key(name: str, path: Path) -> PublicKey:
     try:
         return load_public(path.parent / name)
     except (ConfigError, ValueError) as error:  # ValueError: a NUL in the path
         why = error.message if isinstance(error, ConfigError) else "not the name of a file"
-        _refuse(path, "proof.keys", why, "name public keys, relative to this file")
+        refuse(f"{path}: proof.keys: {why}", "name public keys, relative to this file")
 
 
 def _identities(proof: _ProofTable, path: Path) -> Identities | None:
@@ -127,19 +123,19 @@ def _identities(proof: _ProofTable, path: Path) -> Identities | None:
     if not proof.identities and proof.trusted_root is None:
         return None
     if not proof.identities:
-        _refuse(path, "proof.trusted_root", "no identity that it would verify", "name the identities, or leave it out")
+        refuse(f"{path}: proof.trusted_root: no identity that it would verify", "name identities, or leave it out")
     fix = "name Sigstore's trusted_root.json, relative to this file"
     if proof.trusted_root is None:
-        _refuse(path, "proof.identities", "no trusted_root to verify them by", fix)
+        refuse(f"{path}: proof.identities: no trusted_root to verify them by", fix)
     root = path.parent / proof.trusted_root
     try:
         identities = Identities(tuple(proof.identities), safe_files.read_whole(root, most=_MOST))
         identities.check()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         why = f"cannot read {root}: {getattr(error, 'strerror', None) or 'not the name of a file'}"
-        _refuse(path, "proof.trusted_root", why, fix)
+        refuse(f"{path}: proof.trusted_root: {why}", fix)
     except ConfigError as error:
-        _refuse(path, "proof.trusted_root", error.message, error.fix)
+        refuse(f"{path}: proof.trusted_root: {error.message}", error.fix)
     return identities
 
 
