@@ -5,18 +5,37 @@ Writes templates/envcheck.lock, of what pyproject.toml's dependency group `image
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from envcheck import safe_files
-from envcheck.images.lock_with_uv import lock_tool
-from envcheck.images.lockfile import format_lock
+from envcheck.images.lock_with_uv import PLATFORMS, first_resolution, source_options
+from envcheck.images.lockfile import Lock, Pin, format_lock
 from envcheck.matrix.file.load import load
 from envcheck.mirrors.profiles.load import load as load_profile
+from envcheck.mirrors.profiles.model import Profile
 
 ROOT = Path(__file__).parents[2]
+
+
+def lock_tool(requirements: Sequence[str], pythons: Sequence[str], profile: Profile) -> Lock:
+    """Return the lock of envcheck's own environment in an image: one version each, files for every one of `pythons`.
+
+    One lock serves both architectures.
+    """
+    files: dict[tuple[str, str], set[str]] = {}
+    for python, platform in itertools.product(pythons, PLATFORMS.values()):
+        exact = [f"{name}=={version}" for name, version in files]
+        options = ["--python-version", python, "--python-platform", platform]
+        tries = [([*options, *source], [*requirements, *exact]) for source in source_options(profile, "pypi")]
+        for pin in first_resolution(tries, "envcheck itself", profile):
+            files.setdefault((pin.name, pin.version), set()).update(pin.sha256)
+    pins = [Pin(name=name, version=version, sha256=sorted(hashes)) for (name, version), hashes in sorted(files.items())]
+    return Lock(group="base", index="pypi", pins=pins)
 
 
 def main(profile_name: str = "host") -> None:

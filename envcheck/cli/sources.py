@@ -5,6 +5,7 @@ import errno
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -25,7 +26,6 @@ from envcheck.images.targets import groups_of
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.mirrors import probe
 from envcheck.mirrors.fetch.request import TransferOptions
-from envcheck.mirrors.index import LockedPackage
 from envcheck.mirrors.net.client import hub_client
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import AUTO, load
@@ -37,6 +37,8 @@ _MEND: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space (`envcheck store gc`), or choose another directory"),
     errno.EIO: "the disk fails: move the store to another; `envcheck store release CELL` fetches lost files again",
 }
+# Seconds without a line in a log after which the bytes are told.
+_SILENT: Final = 5.0
 # What prints a line, and what is told the bytes that are there and all of them.
 Progress = tuple[Callable[[str], None], Callable[[int, int], None]]
 
@@ -60,15 +62,6 @@ def locked_cells(settings: Settings, selector: str, *, one: bool) -> list[CellLo
     return locked
 
 
-def locked_packages(locks: Iterable[Lock], python: str | None = None) -> list[LockedPackage]:
-    """Return the packages of these locks; `python` is the one that their wheels are for."""
-    return [
-        LockedPackage(pin.name, tuple(pin.sha256), lock.index, pin.version, python)
-        for lock in locks
-        for pin in lock.pins
-    ]
-
-
 def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profile:
     """Return the profile of this name; for "auto", a profile of the mirrors that pass a probe for the locks.
 
@@ -79,7 +72,7 @@ def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profi
         if chosen and not settings.quiet:
             click.echo(f"mirror  {chosen}", err=True)
         return profile
-    profile, reasons = probe.choose(probe.lock_targets(locked_packages(locks)), probe.default_mirrors())
+    profile, reasons = probe.choose(probe.lock_targets(wheels.locked_packages(locks)), probe.default_mirrors())
     first = {line.partition(": ")[0]: line for line in reversed(reasons)}
     if not settings.quiet:
         click.echo(f"mirror  auto: {'; '.join(first.values())}", err=True)
@@ -123,9 +116,19 @@ def disk_errors(root: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_bar(settings: Settings, title: str) -> Iterator[Progress]:
-    """Yield a bar on a terminal, else the lines alone, and nothing if quiet."""
-    if settings.quiet or not sys.stderr.isatty():
-        yield (lambda text: None if settings.quiet else click.echo(text, err=True)), (lambda _there, _all: None)
+    """Yield a bar on a terminal, else lines with the bytes now and then, and nothing if quiet."""
+    if settings.quiet:
+        yield (lambda _text: None), (lambda _there, _all: None)
+        return
+    if not sys.stderr.isatty():
+        told = [time.monotonic()]
+
+        def tell(there: int, all_: int) -> None:
+            if time.monotonic() - told[0] >= _SILENT:
+                told[0] = time.monotonic()
+                click.echo(f"  ... {format_bytes(there)} of {format_bytes(all_)}", err=True)
+
+        yield (lambda text: click.echo(text, err=True)), tell
         return
     from rich import progress
     from rich.console import Console
@@ -155,14 +158,13 @@ def transfer_options(settings: Settings, profile: Profile) -> Iterator[Callable[
 
 @contextlib.contextmanager
 def prefetched_wheels(
-    settings: Settings, spec: ImageSpec, profile: Profile, root: Path | None, *, engine: str, fetch: bool
+    settings: Settings, spec: ImageSpec, profile: Profile, store: Store, *, tool: bool, fetch: bool
 ) -> Iterator[Path]:
-    """Fetch the wheels that a build with this engine needs, and yield a directory with exactly these wheels.
+    """Fetch the wheels that a build needs, an image's also for its `tool`; yield a directory with exactly these wheels.
 
     Without `fetch`, for a plan, they must be in the store.
     """
-    store, python = open_store(root), spec.cell.python
-    locks: list[Lock] = [*spec.locks, *([] if engine == "venv" else [tool_lock()])]
+    python, locks = spec.cell.python, [*spec.locks, *([tool_lock()] if tool else [])]
     with contextlib.ExitStack() as stack:
         hold = store.held() if fetch else contextlib.nullcontext()
         with disk_errors(store.root), hold:

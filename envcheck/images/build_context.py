@@ -92,7 +92,8 @@ def write(
     rows: list[SourceRow] = []
     carried: dict[str, bool] = {}
     if wheels is not None:
-        rows, carried = [_stored(name) for name in groups], dict.fromkeys(groups, True)
+        rows = [SourceRow(group=name, name="files-of-the-store", kind="carried", url="-") for name in groups]
+        carried = dict.fromkeys(groups, True)
         _write_sources(rows, out / "mirror")
     elif not key_only:
         rows, carried = _write_mirror(spec, profile, groups, out / "mirror")
@@ -110,10 +111,6 @@ def sources(group: str, lock: Lock, profile: Profile, *, carried: bool) -> list[
         message = f"{profile.name} is closed and names no index for {group}.lock"
         raise ConfigError(message, fix=f"name one under `{'pytorch' if variant else 'pypi'}:`, or take `closed` out")
     return first + [_source(group, number, index, variant) for number, index in enumerate(indexes, 1)]
-
-
-def _stored(group: str) -> SourceRow:
-    return SourceRow(group=group, name="files-of-the-store", kind="carried", url="-")
 
 
 def _source(group: str, number: int, index: Index, variant: str | None) -> SourceRow:

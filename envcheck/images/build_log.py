@@ -13,6 +13,8 @@ from envcheck.errors import BuildError
 from envcheck.images.plan import BuildPlan
 
 _STEP: Final = re.compile(r"^#(?P<id>\d+) (?P<title>\[[^\]]+\] .*)$")
+# Buildah's, whose lines have no number.
+_BUILDAH: Final = re.compile(r"^(?:\[\d+/\d+\] )?STEP (?P<at>\d+/\d+): (?P<what>.*)$")
 _OUTPUT: Final = re.compile(r"^#(?P<id>\d+) (?:\d+\.\d+ )(?P<text>.*)$")
 _ERROR: Final = re.compile(r"^#(?P<id>\d+) ERROR: (?P<text>.*)$")
 _MOUNT: Final = re.compile(r"--mount=\S+\s+")
@@ -70,16 +72,22 @@ def explain(log: str) -> FailedStep:
     lines = log.splitlines()
     failed = next((match for line in lines if (match := _ERROR.match(line))), None)
     if failed is None:
-        return FailedStep("the build", _tail(lines), diagnose(log))
+        begun = filter(None, map(step_of, filter(_BUILDAH.match, reversed(lines))))
+        return FailedStep(next(begun, "the build"), _tail(lines), diagnose(log))
     output = [match["text"] for line in lines if (match := _OUTPUT.match(line)) and match["id"] == failed["id"]]
-    begun = (line for line in lines if (match := _STEP.match(line)) and match["id"] == failed["id"])
-    step = next(filter(None, map(step_of, begun)), "")
+    steps = (line for line in lines if (match := _STEP.match(line)) and match["id"] == failed["id"])
     lines_shown = [*output, failed["text"]]
-    return FailedStep(step or "the build", _tail(lines_shown), diagnose("\n".join(lines_shown)) or diagnose(log))
+    return FailedStep(
+        next(filter(None, map(step_of, steps)), "the build"),
+        _tail(lines_shown),
+        diagnose("\n".join(lines_shown)) or diagnose(log),
+    )
 
 
 def step_of(line: str) -> str | None:
     """Return the step a line of progress begins, without its mounts, e.g. "[runtime 3/9] RUN ...", or None."""
+    if buildah := _BUILDAH.match(line):
+        return f"[{buildah['at']}] {_MOUNT.sub('', buildah['what'])}"
     match = _STEP.match(line)
     return _MOUNT.sub("", match["title"]) if match and not match["title"].startswith("[internal]") else None
 

@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -81,18 +81,17 @@ def remove_orphans(images_dir: Path, rendered: Mapping[str, bytes]) -> list[str]
         *(file_name(g, arch) for g in GROUPS for arch in ARCHS),
         *(path.partition("/")[2] for path in rendered),
     }
-    orphans = [d.path for d in drift(images_dir, rendered) if d.kind == "orphan" and _rendered(d.path, generated)]
-    for path in orphans:
+    orphans = []
+    for path in (d.path for d in drift(images_dir, rendered) if d.kind == "orphan"):
+        cell, _, name = path.partition("/")
+        if name not in generated or not _CELL.fullmatch(cell):
+            continue
+        orphans.append(path)
         (images_dir / path).unlink()
         directory = (images_dir / path).parent
         if not any(directory.iterdir()):
             directory.rmdir()
     return orphans
-
-
-def _rendered(path: str, generated: Collection[str]) -> bool:
-    directory, _, name = path.partition("/")
-    return name in generated and _CELL.fullmatch(directory) is not None
 
 
 PROVEN: Final = ("torch", "cuda", "cudnn", "nccl", "python", "arch-list")
@@ -137,15 +136,8 @@ def render_dockerfile(
     With `kept`, it leaves keep/ and this environment in the image. `carried`: the context holds mirror/ and bin/uv, as
     one of envcheck's does, so that engines without named contexts build it. Without, they are stages.
     """
-    return rendered("Dockerfile.j2", template_context(*specs, base=base, kept=kept, carried=carried))
-
-
-def template_context(
-    *specs: ImageSpec, base: str | None = None, kept: Mapping[str, str] | None = None, carried: bool = False
-) -> dict[str, Any]:
-    """Return what the Dockerfile's template is given."""
     spec = specs[0]
-    return {
+    context = {
         "carried": carried,
         "mirror": "source=mirror/" if carried else "from=mirror,source=",
         "uv": "source=bin/uv" if carried else "from=uv,source=uv",
@@ -162,6 +154,7 @@ def template_context(
         "cuda": spec.cuda,
         "cuda_major": spec.cuda.partition(".")[0] if spec.cuda else None,
     }
+    return rendered("Dockerfile.j2", context)
 
 
 def proof(spec: ImageSpec) -> list[str]:
@@ -197,10 +190,9 @@ def base_reference(spec: ImageSpec, registry: str | None = None) -> str:
 
 def labels(spec: ImageSpec) -> dict[str, str]:
     """Return every label but the revision, which only a build knows, sorted."""
-    described = f"PyTorch {spec.promises['torch']}, Python {spec.cell.python}, {spec.target}"
     oci = {
         "org.opencontainers.image.base.name": spec.base.image,
-        "org.opencontainers.image.description": described,
+        "org.opencontainers.image.description": spec.title,
         "org.opencontainers.image.title": f"{spec.cell}-{spec.target}",
         "org.opencontainers.image.version": spec.tag,
     }

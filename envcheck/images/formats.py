@@ -3,6 +3,7 @@
 A format is a function and its row in `FORMATS`.
 """
 
+import functools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -18,20 +19,10 @@ from envcheck.matrix.facts.model import PYTORCH, HostArch
 
 # Worker processes of a DataLoader pass tensors through /dev/shm, of which a container has 64 MB by default.
 SHM: Final = "8g"
-JUPYTER_PORT: Final = 8888
-SSH_PORT: Final = 2222
+# Where JupyterLab and sshd listen once they were asked to.
+_PORTS: Final = (8888, 2222)
 # A name without a registry's host is an image of the local engine.
 _HOST: Final = re.compile(r"(?:localhost|[^/]*[.:][^/]*)/")
-
-
-def title(spec: ImageSpec) -> str:
-    """Return a name for people."""
-    return f"PyTorch {spec.promises['torch']}, Python {spec.cell.python}, {spec.target}"
-
-
-def ports(spec: ImageSpec) -> list[int]:
-    """Return the ports on which a target can listen once it was asked to."""
-    return [JUPYTER_PORT, SSH_PORT] if spec.target == "jupyter" else []
 
 
 class CellFormat(NamedTuple):
@@ -63,9 +54,9 @@ def apptainer(specs: Sequence[ImageSpec], repository: str) -> str:
     (spec,) = specs
     context = {
         "agent": "docker" if _HOST.match(repository) else "docker-daemon",
-        "image": tags.full(repository, spec),
+        "image": f"{repository}:{spec.tag}",
         "labels": {f"{LABEL_PREFIX}{name}": value for name, value in sorted(spec.promises.items())},
-        "title": title(spec),
+        "title": spec.title,
         "file": f"{spec.cell}-{spec.target}",
         "nv": " --nv" if spec.cuda else "",
     }
@@ -143,18 +134,13 @@ def _of_one(template: str, specs: Sequence[ImageSpec], repository: str) -> str:
     context = {
         "cell": str(spec.cell),
         "target": spec.target,
-        "title": title(spec),
-        "image": tags.full(repository, spec),
+        "title": spec.title,
+        "image": f"{repository}:{spec.tag}",
         "gpus": spec.cuda is not None,
-        "ports": ports(spec),
+        "ports": _PORTS if spec.target == "jupyter" else (),
         "shm": SHM,
     }
     return rendered(f"formats/{template}", context)
-
-
-def compose(specs: Sequence[ImageSpec], repository: str) -> str:
-    """Return the compose file of one image."""
-    return _of_one("compose.yaml.j2", specs, repository)
 
 
 _SASS: Final = re.compile(r"sm_([0-9]+)([0-9])[a-z]?")
@@ -167,7 +153,7 @@ def conda(specs: Sequence[ImageSpec], _repository: str) -> str:
         "cell": str(spec.cell),
         "name": str(spec.cell) if spec.target == "runtime" else f"{spec.cell}-{spec.target}",
         "target": spec.target,
-        "title": title(spec),
+        "title": spec.title,
         "python": spec.cell.python,
         "cuda": spec.cuda,
         "cuda_major": spec.cuda.partition(".")[0] if spec.cuda else None,
@@ -185,11 +171,6 @@ def lowest_capability(arch_list: str) -> str | None:
     """Return the lowest compute capability that a wheel has code for, "7.5"; None for none and for unknown."""
     capabilities = [(int(match[1]), int(match[2])) for name in arch_list.split() if (match := _SASS.fullmatch(name))]
     return "{}.{}".format(*min(capabilities)) if capabilities else None
-
-
-def devcontainer(specs: Sequence[ImageSpec], repository: str) -> str:
-    """Return the JSON of one image, for .devcontainer/devcontainer.json."""
-    return _of_one("devcontainer.json.j2", specs, repository)
 
 
 # A matrix of more jobs fails its whole workflow (docs.github.com, "Usage limits": 256 jobs a workflow run).
@@ -212,7 +193,7 @@ def _job(spec: ImageSpec, repository: str) -> dict[str, Any]:
         "target": spec.target,
         "platform": PLATFORMS[spec.arch],
         "runner": _RUNNERS[spec.arch],
-        "tag": tags.full(repository, spec),
+        "tag": f"{repository}:{spec.tag}",
         "torch": spec.cell.torch,
         "variant": spec.cell.variant,
         "python": spec.cell.python,
@@ -222,8 +203,8 @@ def _job(spec: ImageSpec, repository: str) -> dict[str, Any]:
 FORMATS: Final = {
     "apptainer": CellFormat(apptainer, one=True),
     "bake": CellFormat(bake),
-    "compose": CellFormat(compose, one=True),
+    "compose": CellFormat(functools.partial(_of_one, "compose.yaml.j2"), one=True),
     "conda": CellFormat(conda, one=True),
-    "devcontainer": CellFormat(devcontainer, one=True),
+    "devcontainer": CellFormat(functools.partial(_of_one, "devcontainer.json.j2"), one=True),
     "github": CellFormat(github, lockless=True),
 }

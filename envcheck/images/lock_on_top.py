@@ -64,7 +64,9 @@ def lock_target(
         if not same:
             raise
         pins = _on_top(options, requirements, locks, profile, name)
-    return divide_target(Lock(group=group, index="pypi", pins=pins), map(_name, extensions))
+    return divide_target(
+        Lock(group=group, index="pypi", pins=pins), (canonicalize_name(Requirement(each).name) for each in extensions)
+    )
 
 
 def divide_target(lock: Lock, extensions: Iterable[str]) -> list[Lock]:
@@ -75,10 +77,6 @@ def divide_target(lock: Lock, extensions: Iterable[str]) -> list[Lock]:
         "extensions": [pin for pin in lock.pins if pin.name in native],
     }
     return [Lock(group=group, index=lock.index, pins=pins) for group, pins in parts.items() if pins]
-
-
-def _name(requirement: str) -> str:
-    return canonicalize_name(Requirement(requirement).name)
 
 
 def lock_user_packages(
@@ -236,7 +234,10 @@ def uv_for(arch: HostArch, profile: Profile) -> Path:
     for source in source_options(profile, "pypi"):
         with tempfile.TemporaryDirectory(prefix=".uv-", dir=kept.parent) as scratch:
             target = Path(scratch) / "uv"
-            command = _command(target, arch, source, lock)
+            # An interpreter is named because uv would otherwise look for one of that platform.
+            command = [uv.find_uv_bin(), "pip", "install", "--no-config", "--quiet", "--python", sys.executable]
+            command += ["--target", str(target), "--python-platform", PLATFORMS[arch], "--no-deps", "--require-hashes"]
+            command += ["--only-binary", ":all:", *source, "--requirements", str(lock)]
             ended = subprocesses.stream(command, timeout=_TIMEOUT, env=environment(profile))
             if ended.status == 0:
                 target.rename(kept)
@@ -245,10 +246,3 @@ def uv_for(arch: HostArch, profile: Profile) -> Path:
         why = cause.what if cause else (ended.output.strip().splitlines() or ["uv said nothing"])[-1]
     message = f"uv {pin.version} for {arch}, which the build runs, could not be fetched: {why}"
     raise UnavailableError(message, fix="pass --mirror with a profile whose Python index has it")
-
-
-def _command(target: Path, arch: HostArch, source: list[str], lock: Path) -> list[str]:
-    # An interpreter is named because uv would otherwise look for one of that platform.
-    command = [uv.find_uv_bin(), "pip", "install", "--no-config", "--quiet", "--python", sys.executable]
-    command += ["--target", str(target), "--python-platform", PLATFORMS[arch], "--no-deps", "--require-hashes"]
-    return [*command, "--only-binary", ":all:", *source, "--requirements", str(lock)]

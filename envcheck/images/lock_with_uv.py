@@ -1,6 +1,5 @@
 """Ask uv what a cell's packages are: the one place where a lock meets an index."""
 
-import itertools
 import os
 import re
 import subprocess
@@ -81,22 +80,6 @@ def lock_cell(
             raise
         pins = first_resolution(tries, str(cell), profile)
     return divide(pins, index)
-
-
-def lock_tool(requirements: Sequence[str], pythons: Sequence[str], profile: Profile) -> Lock:
-    """Return the lock of envcheck's own environment in an image: one version each, files for every one of `pythons`.
-
-    One lock serves both architectures.
-    """
-    files: dict[tuple[str, str], set[str]] = {}
-    for python, platform in itertools.product(pythons, PLATFORMS.values()):
-        exact = [f"{name}=={version}" for name, version in files]
-        options = ["--python-version", python, "--python-platform", platform]
-        tries = [([*options, *source], [*requirements, *exact]) for source in source_options(profile, "pypi")]
-        for pin in first_resolution(tries, "envcheck itself", profile):
-            files.setdefault((pin.name, pin.version), set()).update(pin.sha256)
-    pins = [Pin(name=name, version=version, sha256=sorted(hashes)) for (name, version), hashes in sorted(files.items())]
-    return Lock(group="base", index="pypi", pins=pins)
 
 
 def source_options(profile: Profile, torch_index: str) -> list[list[str]]:

@@ -2,30 +2,23 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import msgspec
 
-from envcheck.images import tags
-from envcheck.images.spec import LABEL_PREFIX, ImageSpec
+from envcheck.images.spec import LABEL_PREFIX
 from envcheck.matrix.facts.model import HostArch
 
 # Where bytes come from is no content: the locks' hashes hold them to the same bytes wherever that is.
 _MIRROR: Final = "mirror"
 
 
-def counts(path: Path) -> bool:
-    """Tell whether a file of the context (relative to it) is content: all but the mirror's."""
-    return path.parts[0] != _MIRROR
-
-
 def context_digest(context: Path) -> str:
     """Return the sha256 of what a context holds: names, executable bits and bytes, but no dates and no mirror."""
     total = hashlib.sha256()
-    files = sorted(p for p in context.rglob("*") if p.is_file() and counts(p.relative_to(context)))
+    files = sorted(p for p in context.rglob("*") if p.is_file() and p.relative_to(context).parts[0] != _MIRROR)
     for path in files:
         executable = bool(path.stat().st_mode & 0o100)
         digest = hashlib.sha256(_content(path)).hexdigest()
@@ -50,7 +43,7 @@ Network = Literal["host", "default", "none"]
 KEY_LABEL: Final = f"{LABEL_PREFIX}key"
 # For an envcheck that has not the lock of the image.
 PACKAGES_LABEL: Final = f"{LABEL_PREFIX}packages"
-# Images that are derived from an image inherit its label, so the label alone does not identify it.
+# What an image is called until it has been read back.
 BUILDS: Final = "envcheck/build"
 PLATFORMS: Final[dict[HostArch, str]] = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
@@ -61,7 +54,7 @@ class BuildPlan(msgspec.Struct, frozen=True, kw_only=True):
     `contexts` map names to directories that the Dockerfile's stages of those names stand for.
 
     `skipped`: the key has an image already, so that a build would only tag it.
-    The image is built as `name`, which its key names, and gets `tag` and `aliases` only once it has been read back.
+    The image is built as `name`, which it loses for `tag` and `aliases` once it has been read back.
     """
 
     schema: Literal["envcheck/build-plan/1"] = "envcheck/build-plan/1"
@@ -84,52 +77,8 @@ class BuildPlan(msgspec.Struct, frozen=True, kw_only=True):
     skipped: bool = False
 
 
-class BuildInputs(NamedTuple):
-    """How and of what to build. `frontend` is the client's build command.
-
-    `origin` is the commit and date of the image. `key` is None while the base does not exist; `labels` override those
-    of the Dockerfile. `wheels` is the directory with the wheels of a build without a network. `tag` is the one name
-    that the image gets in the repository; None stands for the full tag and its aliases.
-    """
-
-    engine: Literal["docker", "podman"]
-    frontend: Sequence[str]
-    repository: str
-    network: Network
-    origin: tuple[str, int]
-    base: str
-    key: str | None
-    context: Path
-    secrets: Mapping[str, Path]
-    labels: Mapping[str, str] = MappingProxyType({})
-    wheels: Path | None = None
-    tag: str | None = None
-
-
-def make(spec: ImageSpec, inputs: BuildInputs) -> BuildPlan:
-    """Return the plan of one build."""
-    revision, epoch = inputs.origin
-    plan = BuildPlan(
-        engine=inputs.engine,
-        cell=str(spec.cell),
-        target=spec.target,
-        platform=PLATFORMS[spec.arch],
-        base=inputs.base,
-        key=inputs.key,
-        name=f"{BUILDS}:{(inputs.key or 'key-not-known-yet')[:32]}",
-        tag=f"{inputs.repository}:{inputs.tag}" if inputs.tag else tags.full(inputs.repository, spec),
-        aliases=[] if inputs.tag else tags.aliases(inputs.repository, spec),
-        context=str(inputs.context),
-        network=inputs.network,
-        contexts={"wheels": str(inputs.wheels)} if inputs.wheels else {},
-        secrets={name: str(path) for name, path in sorted(inputs.secrets.items())},
-        build_args={"BASE": inputs.base, "REVISION": revision, "SOURCE_DATE_EPOCH": str(epoch)},
-        labels={PACKAGES_LABEL: spec.packages, **({KEY_LABEL: inputs.key} if inputs.key else {}), **inputs.labels},
-    )
-    return msgspec.structs.replace(plan, argv=[*inputs.frontend, *_options(plan), plan.context])
-
-
-def _options(plan: BuildPlan) -> list[str]:
+def arguments(plan: BuildPlan) -> list[str]:
+    """Return what follows the engine's build command."""
     named = {
         "build-arg": [f"{name}={value}" for name, value in plan.build_args.items()],
         "label": [f"{name}={value}" for name, value in plan.labels.items()],
@@ -138,4 +87,4 @@ def _options(plan: BuildPlan) -> list[str]:
     }
     options = [f"--platform={plan.platform}", f"--target={plan.target}", f"--tag={plan.name}"]
     options += [f"--network={plan.network}"]
-    return options + [f"--{option}={value}" for option, values in named.items() for value in values]
+    return options + [f"--{option}={value}" for option, values in named.items() for value in values] + [plan.context]

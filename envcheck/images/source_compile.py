@@ -128,13 +128,12 @@ def _broken(build: ExtensionBuild, why: str) -> PromiseError:
 
 
 class Compiler(NamedTuple):
-    """Where and how to compile. `timeout` is in seconds; `most_jobs` is the user's own limit (MAX_JOBS)."""
+    """Where and how to compile. `timeout` is in seconds."""
 
     engine: str
     profile: Profile
     base: BasePolicy
     timeout: float
-    most_jobs: int | None
     on_line: Callable[[str], None]
     say: Callable[[str], None]
 
@@ -162,7 +161,7 @@ def wheel_of(
 def _compiled(build: ExtensionBuild, store: Store, facts: Facts, compiler: Compiler, scratch: Path) -> StoredWheel:
     scratch.chmod(0o755)
     context, out, labelled = scratch / "context", scratch / "out", scratch / "labelled"
-    jobs = recipe.write(build, store, context, image_builds.origin()[1], compiler.most_jobs)
+    jobs = recipe.write(build, store, context, image_builds.origin()[1])
     compiler.say(f"compiling {build.what}, {jobs} at once")
     for directory in (out, labelled):
         directory.mkdir()

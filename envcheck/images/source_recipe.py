@@ -28,7 +28,7 @@ from envcheck.images.wheels import StoredWheel
 from envcheck.matrix.facts.lookup import Facts, nvcc_in_wheels
 from envcheck.matrix.facts.model import key as version_key
 from envcheck.mirrors.fetch.request import TransferOptions
-from envcheck.mirrors.index import IndexFile, LockedPackage, local_files, parse_file_name, read_project
+from envcheck.mirrors.index import LockedPackage, local_files, parse_file_name, read_project
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.store.objects import Store
@@ -135,13 +135,22 @@ def jobs(available: float, cores: int, *, cuda: bool, most: int | None = None) -
     return max(1, min(cores, by_memory, most or cores))
 
 
+def most_jobs() -> int | None:
+    """Return the user's own limit of compilers at once, $MAX_JOBS, None without one. Raises ConfigError."""
+    text = os.environ.get("MAX_JOBS", "").strip()
+    if text and (not text.isdecimal() or int(text) < 1):
+        message = f"MAX_JOBS is {text!r}, which is no number of jobs"
+        raise ConfigError(message, fix="set it to 1 or more, or unset it")
+    return int(text) if text else None
+
+
 def required(build: ExtensionBuild) -> list[Lock]:
     """Return the lock of what a build needs besides `devel`, nothing where it needs nothing."""
     pins = build.sdist.requires
     return [Lock(group="devel", index="pypi", pins=pins)] if pins else []
 
 
-def write(build: ExtensionBuild, store: Store, directory: Path, epoch: int, most_jobs: int | None) -> int:
+def write(build: ExtensionBuild, store: Store, directory: Path, epoch: int) -> int:
     """Write the context of a build, whose files are in the store, into a new directory; return the number of jobs."""
     (directory / "sdist").mkdir(parents=True)
     (directory / "wheels").mkdir()
@@ -153,7 +162,7 @@ def write(build: ExtensionBuild, store: Store, directory: Path, epoch: int, most
         (directory / "build.lock").write_text(format_lock(lock, f"what builds {build.what}"))
     for wheel in wheels.held(store, required(build), build.devel.cell.python):
         store.view(wheel.sha256, directory / "wheels" / wheel.name)
-    number = jobs(available_memory(), len(os.sched_getaffinity(0)), cuda=bool(build.gpus), most=most_jobs)
+    number = jobs(available_memory(), len(os.sched_getaffinity(0)), cuda=bool(build.gpus), most=most_jobs())
     lines = [f"{name}={value}\n" for name, value in build.environment(number, epoch).items()]
     (directory / "environment").write_text("".join(lines))
     # Who builds may be another user's daemon, and compiles as the image's user.
@@ -208,19 +217,15 @@ def keep(store: Store, build: ExtensionBuild, wheel: Path, sha256: str) -> Store
 def require_writable(store: Store) -> None:
     """Raise UnavailableError where the wheel could not be kept: better before an hour of compiling than after."""
     try:
-        _record_folder(store).mkdir(parents=True, exist_ok=True)
-        safe_files.put(_record_folder(store) / ".writable", b"", durable=False)
+        (store.root / _FOLDER).mkdir(parents=True, exist_ok=True)
+        safe_files.put(store.root / _FOLDER / ".writable", b"", durable=False)
     except OSError as error:
         message = f"{store.root}: {error.strerror}; a wheel that is compiled is kept there"
         raise UnavailableError(message, fix="give a store that this user may write to with --store") from error
 
 
-def _record_folder(store: Store) -> Path:
-    return store.root / _FOLDER
-
-
 def _record(store: Store, build: ExtensionBuild) -> Path:
-    return _record_folder(store) / f"{build.key}.json"
+    return store.root / _FOLDER / f"{build.key}.json"
 
 
 class _BuildSystem(msgspec.Struct, frozen=True):
@@ -283,18 +288,14 @@ def _listed(name: str, version: str, profile: Profile, client: Client) -> str:
     if local is not None:
         return wheels.sha256(local)
     page = read_project(client, profile.pypi, profile, "pypi", "", name) or []
-    file = sdist_of(page, name, version)
+    fitting = [file for file in page if _is_sdist(file.name, name, version)]
+    # A withdrawn one only if it is the only one.
+    file = next((file for file in fitting if not file.yanked), next(iter(fitting), None))
     if file is None or file.sha256 is None:
         lacking = "no sdist" if file is None else "no sha256 of the sdist"
         message = f"the index lists {lacking} of {name} {version}"
         raise UnavailableError(message, fix="pass --mirror with a profile whose index has it")
     return file.sha256
-
-
-def sdist_of(files: Sequence[IndexFile], name: str, version: str) -> IndexFile | None:
-    """Return the sdist (.tar.gz) of a release on a page; a withdrawn one only if it is the only one."""
-    fitting = [file for file in files if _is_sdist(file.name, name, version)]
-    return next((file for file in fitting if not file.yanked), next(iter(fitting), None))
 
 
 def _is_sdist(file: str, name: str, version: str) -> bool:

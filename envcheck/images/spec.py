@@ -52,6 +52,11 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
         return f"{tag}-with-{locking.digest(self.on_top)[:12]}" if self.on_top else tag
 
     @property
+    def title(self) -> str:
+        """Return a name for people."""
+        return f"PyTorch {self.promises['torch']}, Python {self.cell.python}, {self.target}"
+
+    @property
     def packages(self) -> str:
         """Return every locked package, e.g. "numpy==2.4.1 torch==2.8.0"."""
         return " ".join(f"{pin.name}=={pin.version}" for lock in self.locks for pin in lock.pins)
@@ -123,12 +128,11 @@ def select_one(matrix: Matrix, selector: str, verb: str = "name") -> Cell:
 def no_lock(cell: Cell, arch: HostArch = ARCH) -> ConfigError:
     """Return the error of a cell that has no lock for an architecture, with the command that makes it."""
     where = "" if arch == ARCH else f" for {arch}"
-    command = f"envcheck lock {cell}{_option(arch)}"
-    return ConfigError(f"{cell} has no lock{where}", fix=f"run `{command}` where its index can be reached")
+    return ConfigError(f"{cell} has no lock{where}", fix=f"run `{_lock(cell, arch)}` where its index can be reached")
 
 
-def _option(arch: HostArch) -> str:
-    return "" if arch == ARCH else f" --arch {arch}"
+def _lock(cell: Cell, arch: HostArch) -> str:
+    return f"envcheck lock {cell}" + ("" if arch == ARCH else f" --arch {arch}")
 
 
 def load_spec(
@@ -144,15 +148,13 @@ def load_spec(
     lacking = locking.missing(directory, arch)
     if lacking:
         message = f"{where or f'images/{cell}'} lacks {' and '.join(lacking)}"
-        command = f"envcheck lock {cell}{_option(arch)}"
-        raise ConfigError(message, fix=f"restore it, or run `{command}` where its index can be reached")
+        raise ConfigError(message, fix=f"restore it, or run `{_lock(cell, arch)}` where its index can be reached")
     locks = locking.read_locks(directory, groups_of(target), arch)
     spec = make_spec(matrix, cell, locks, target=target, arch=arch, where=where)
     if locks and spec.lacking:
         name = locking.file_name(spec.lacking[0], arch)
         message = f"{where or f'images/{cell}'} lacks {name}, which the target {target} installs"
-        command = f"envcheck lock {cell}{_option(arch)} --target {target}"
-        raise ConfigError(message, fix=f"run `{command}` where its index can be reached")
+        raise ConfigError(message, fix=f"run `{_lock(cell, arch)} --target {target}` where its index can be reached")
     return spec
 
 
@@ -214,7 +216,8 @@ def make_spec(
         "cuda": variant.cuda or "none",
         "cudnn": _library(cell, locks, "nvidia-cudnn(-cu[0-9]+)?", variant.cudnn, where),
         "nccl": _library(cell, locks, "nvidia-nccl(-cu[0-9]+)?", variant.nccl, where),
-        **{name: _locked(locks, pattern) for name, pattern in _COMPANIONS.items()},
+        # The lock may leave one out; without a lock nothing is known.
+        **{n: (locking.version_of(locks, p) or "none") if locks else "unknown" for n, p in _COMPANIONS.items()},
         "python": cell.python,
         "arch-list": arch_list(cell, build),
         "driver-floor": driver_floor(matrix, variant.cuda),
@@ -267,11 +270,6 @@ def driver_floor(matrix: Matrix, cuda: str | None) -> str:
         return "none"
     major = cuda.partition(".")[0]
     return next((family.floor for family in matrix.cuda.families if family.major == major), "unknown")
-
-
-def _locked(locks: list[Lock], pattern: str) -> str:
-    """Return a package's locked version: "none" where the lock leaves it out, "unknown" where there is no lock."""
-    return (locking.version_of(locks, pattern) or "none") if locks else "unknown"
 
 
 def _library(cell: Cell, locks: list[Lock], package: str, fact: str | None, where: str) -> str:

@@ -27,11 +27,6 @@ def parse(name: str) -> tuple[str, str | None]:
     return match["repository"], match["tag"]
 
 
-def full(repository: str, spec: ImageSpec) -> str:
-    """Return the reference that says every axis, e.g. REPO:2.13.0-cpu-py311-runtime."""
-    return f"{repository}:{spec.tag}"
-
-
 def aliases(repository: str, spec: ImageSpec) -> list[str]:
     """Return the moving references: newest patch of the minor, newest torch; for `runtime` also without the target.
 

@@ -16,7 +16,7 @@ import msgspec
 from envcheck import safe_files
 from envcheck.data import state_path
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images.lockfile import Lock, Pin
+from envcheck.images.lockfile import Lock
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.index import LockedPackage, fits, local_files, locate
 from envcheck.mirrors.net.client import Client
@@ -27,13 +27,13 @@ from envcheck.mirrors.store.objects import Store
 SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
-def locked_package(lock: Lock, pin: Pin, python: str | None) -> LockedPackage:
-    """Return a pin as indexes are asked for it; `python` is the one that its wheels are for."""
-    return LockedPackage(pin.name, tuple(pin.sha256), lock.index, pin.version, python)
-
-
-def _packages(locks: Iterable[Lock], python: str) -> list[LockedPackage]:
-    return [locked_package(lock, pin, python) for lock in locks for pin in lock.pins]
+def locked_packages(locks: Iterable[Lock], python: str | None = None) -> list[LockedPackage]:
+    """Return pins as indexes are asked for them; `python` is the one that their wheels are for."""
+    return [
+        LockedPackage(pin.name, tuple(pin.sha256), lock.index, pin.version, python)
+        for lock in locks
+        for pin in lock.pins
+    ]
 
 
 def _remote(profile: Profile) -> dict[str, list[Index]]:
@@ -48,7 +48,7 @@ def bytes_to_fetch(locks: Sequence[Lock], python: str, profile: Profile, client:
     this machine's directories are looked at.
     """
     there = local_wheels(locks, profile, python)
-    absent = [package for package in _packages(locks, python) if not {*package.sha256} & there.keys()]
+    absent = [package for package in locked_packages(locks, python) if not {*package.sha256} & there.keys()]
     if not absent:
         return 0
     located = locate(absent, _remote(profile) if client else {}, client or Client())
@@ -59,7 +59,7 @@ def bytes_to_fetch(locks: Sequence[Lock], python: str, profile: Profile, client:
 def local_wheels(locks: Iterable[Lock], profile: Profile, python: str) -> dict[str, Path]:
     """Return sha256 -> path of each file of the locks for this Python that the profile's directories hold."""
     wheels: dict[str, Path] = {}
-    for package in _packages(locks, python):
+    for package in locked_packages(locks, python):
         for path in _local(package, profile):
             if {*package.sha256} & wheels.keys():
                 break
@@ -71,7 +71,7 @@ def local_wheels(locks: Iterable[Lock], profile: Profile, python: str) -> dict[s
 
 def refused_wheels(lock: Lock, profile: Profile, python: str) -> list[str]:
     """Return the names of local files that a lock asks for by name but not by hash."""
-    paths = (path for package in _packages([lock], python) for path in _local(package, profile))
+    paths = (path for package in locked_packages([lock], python) for path in _local(package, profile))
     return sorted({path.name for path in paths if path.suffix == ".whl"})
 
 
@@ -109,7 +109,7 @@ def bring(
     """
     for digest, path in local_wheels(_lacking(store, locks, python), profile, python).items():
         store.adopt(path, digest)
-    needs = {digest: one for one in _packages(_lacking(store, locks, python), python) for digest in one.sha256}
+    needs = {digest: one for one in locked_packages(_lacking(store, locks, python), python) for digest in one.sha256}
     client = means("asking the indexes").client if needs else Client()
     for file in locate([*dict.fromkeys(needs.values())], _remote(profile), client):
         if fits(needs[file.sha256], file.name):
@@ -124,7 +124,7 @@ def bring(
 def held(store: Store, locks: Iterable[Lock], python: str) -> list[StoredWheel]:
     """Return a wheel of every pin. Raise UnavailableError naming the first one that is not in the store."""
     files = []
-    for package in _packages(locks, python):
+    for package in locked_packages(locks, python):
         wheel = _stored(store, package)
         if wheel is None:
             message = f"{store.root}: no {package.project} {package.version} for Python {python} with the locked hash"
@@ -134,11 +134,8 @@ def held(store: Store, locks: Iterable[Lock], python: str) -> list[StoredWheel]:
 
 
 def _lacking(store: Store, locks: Iterable[Lock], python: str) -> list[Lock]:
-    parts = [
-        (lock, [pin for pin in lock.pins if _stored(store, locked_package(lock, pin, python)) is None])
-        for lock in locks
-    ]
-    return [msgspec.structs.replace(lock, pins=pins) for lock, pins in parts if pins]
+    parts = [msgspec.structs.replace(lock, pins=[pin]) for lock in locks for pin in lock.pins]
+    return [part for part in parts if _stored(store, *locked_packages([part], python)) is None]
 
 
 def _stored(store: Store, package: LockedPackage) -> StoredWheel | None:

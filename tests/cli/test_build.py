@@ -7,14 +7,17 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from envcheck.cli import Settings
-from envcheck.cli.building import on_top as progress
-from envcheck.data import data_path
+from envcheck.cli.commands import build as progress
+from envcheck.data import data_path, rendered
 from envcheck.errors import UnavailableError
 from envcheck.images.engines import venv
+from envcheck.images.engines.build import BuildResult
 from envcheck.images.spec import load_spec, select
 from envcheck.matrix.file.load import load
 from tests.waiting import eventually
@@ -185,19 +188,58 @@ def test_a_package_that_its_marker_excludes_is_left_out_and_named(tmp_path: Path
 def test_a_build_names_its_steps_whole_and_is_never_silent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "_SILENT", dict.fromkeys((True, False), 0.05))
+    monkeypatch.setattr(progress, "_SILENT", 0.05)
     told = ""
 
-    def so_far() -> int:
+    def so_far(last: str) -> int:
         nonlocal told
         told += capsys.readouterr().err
-        return min(told.count("... #5 sha256:ab 12.58MB / 50.10MB"), 2)
+        return min(told.count(last), 2)
 
-    with progress.listeners(Settings(None, verbose=False, quiet=False)) as (_, on_line):
-        on_line(f"#5 [runtime 2/9] RUN {'long ' * 30}end")
-        on_line("#5 sha256:ab 12.58MB / 50.10MB")
-        assert eventually(so_far, 2) == 2
-    assert told.startswith(f"   <1 s  [runtime 2/9] RUN {'long ' * 30}end\n")
+    with progress.listeners(Settings(None, verbose=False, quiet=False), "the build starts") as (_, on_line):
+        assert eventually(lambda: so_far("... the build starts\n"), 2) == 2
+        on_line(f"#5 [runtime 2/9] RUN --mount=a {'long ' * 30}end")
+        on_line(f"[1/2] STEP 3/9: RUN --mount=b {'long ' * 30}end")
+        on_line("#6 sha256:ab 12.58MB / 50.10MB")
+        assert eventually(lambda: so_far("... #6 sha256:ab 12.58MB / 50.10MB\n"), 2) == 2
+        for line in (
+            "#7 1.2 Downloading torch (2.0GiB)",
+            "#7 1.3 Downloading numpy (15.6MiB)",
+            "#7 9.0  Downloaded numpy",
+        ):
+            on_line(line)
+        assert eventually(lambda: so_far("... Downloaded numpy (16.4 MB of 2.2 GB fetched)\n"), 2) == 2
+    assert f"  [runtime 2/9] RUN {'long ' * 30}end\n" in told
+    assert f"  [3/9] RUN {'long ' * 30}end\n" in told
+
+
+def test_the_sum_says_compressed_and_on_disk_and_no_time_of_what_was_skipped() -> None:
+    promises = dict.fromkeys(("torch", "cuda", "cudnn", "nccl", "python"), "none")
+    common: dict[str, Any] = {
+        "cell": CELL,
+        "target": "runtime",
+        "key": "",
+        "promises": promises,
+        "sources": [],
+        "log": None,
+    }
+    image = BuildResult(
+        engine="docker", image="a:b", id="sha256:1", bytes_on_disk=2_900_000_000, bytes_compressed=None, tags=["a:b"],
+        skipped=False, held_back={}, base="x", seconds=1494.0, **common,
+    )  # fmt: skip
+    skipped = msgspec.structs.replace(image, skipped=True, seconds=0.0, bytes_compressed=1_200_000_000)
+    environment = venv.Environment(
+        path="/v", python="/v/bin/python", skipped=False, seconds=2.0, bytes_on_disk=5_000_000, **common
+    )
+    how = {"quiet": False, "run_options": lambda *_, **__: "", "local_name": lambda _engine, image: image}
+    first, second, third = (
+        rendered("printed/built.txt.j2", {"built": one, **how}) for one in (image, skipped, environment)
+    )
+    assert "size    2900 MB on disk, compressed known once it is pushed\n" in first
+    assert "took    1494.0 s\n" in first
+    assert "size    2900 MB on disk, compressed 1200 MB\n" in second
+    assert "took" not in second
+    assert "size    5 MB on disk\n" in third
 
 
 def test_the_plan_of_a_cell_without_a_lock_checks_what_a_build_would(tmp_path: Path) -> None:

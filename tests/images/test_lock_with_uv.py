@@ -1,6 +1,7 @@
 """Locking asks a real uv, against an index on the loopback."""
 
 import hashlib
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.images.lock_with_uv import lock_cell, lock_tool, parse_pylock, platform_of
+from envcheck.images.lock_with_uv import lock_cell, parse_pylock, platform_of
 from envcheck.images.lockfile import Lock, Pin
 from envcheck.images.spec import make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
@@ -94,6 +95,7 @@ def _with_aarch64(matrix: Matrix) -> Matrix:
 
 
 def test_the_tools_lock_has_one_version_and_the_files_of_every_python(index: str) -> None:
+    lock_tool = runpy.run_path(str(Path(__file__).parents[2] / ".ci/matrix/lock_tool.py"))["lock_tool"]
     lock = lock_tool(["numpy"], ["3.10", "3.12"], _profile(index))
     assert [(pin.name, pin.version, len(pin.sha256)) for pin in lock.pins] == [("numpy", "2.5.5", 1)]
 

@@ -18,8 +18,6 @@ from envcheck.images.wheels import bytes_to_fetch
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
 from envcheck.matrix.resolver.resolve import Resolution
 from envcheck.mirrors.net.client import hub_client
-from envcheck.mirrors.profiles.load import AUTO
-from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.mirrors.profiles.model import Profile
 
 
@@ -50,12 +48,13 @@ def _defaults(matrix: Matrix, cell: Cell, arch: HostArch) -> Iterator[Cell]:
     yield from sorted(same, key=lambda other: other.python != cell.python)
 
 
-def best_cell(matrix: Matrix, answers: Sequence[Resolution], engine: str, mirror: str) -> BestCell:
-    """Return the published cell to build for these answers: the first whose torch the mirror has."""
+def best_cell(matrix: Matrix, answers: Sequence[Resolution], engine: str, profile: Profile | None) -> BestCell:
+    """Return the published cell to build for these answers: the first whose torch the mirror has.
+
+    Without a profile, the mirrors are probed for the files of the cell.
+    """
     cells = buildable(matrix, answers, engine)
-    if mirror == AUTO:  # it is probed for the files of the cell
-        return BestCell(cells[0])
-    return newest_available(matrix, cells, load_profile(mirror), answers[0].arch)
+    return newest_available(matrix, cells, profile, answers[0].arch) if profile else BestCell(cells[0])
 
 
 def buildable(matrix: Matrix, answers: Sequence[Resolution], engine: str) -> list[Cell]:
@@ -129,6 +128,13 @@ def _why(cell: Cell, best: Cell, profile: Profile, locks: list[Lock]) -> str | N
     remedy = ", unless --mirror host or a profile names an index that has it" if profile.name == "none" else ""
     lacks = f"mirror profile {profile.name} has no CPU wheel of torch"
     return f"{lacks}; this CUDA build runs on a CPU too, {shown}{remedy}"
+
+
+def specs_to_build(
+    matrix: Matrix, selector: str, targets: Sequence[Target], images_dir: Path | None, arch: HostArch
+) -> list[ImageSpec]:
+    """Return what each target of the one cell of a selector is to be."""
+    return [spec_to_build(matrix, selector, target, images_dir, arch) for target in targets]
 
 
 def spec_to_build(matrix: Matrix, selector: str, target: Target, images_dir: Path | None, arch: HostArch) -> ImageSpec:

@@ -6,13 +6,9 @@ On top are native extensions in the release that fits, compiled or fetched where
 import contextlib
 import hashlib
 import json
-import os
-import sys
-import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
 import click
 import msgspec
@@ -22,19 +18,16 @@ from packaging.utils import canonicalize_name
 from envcheck import safe_files
 from envcheck.cli import Settings
 from envcheck.cli.building.cell_to_build import kept_locks, shared_locks, spec_to_build
-from envcheck.cli.building.request import BuildRequest
 from envcheck.cli.options import architecture
-from envcheck.cli.shared.process import last_line
-from envcheck.cli.sources import disk_errors, open_store, transfer_options
+from envcheck.cli.sources import disk_errors, transfer_options
 from envcheck.counting import counted
 from envcheck.data import state_path
 from envcheck.errors import ConfigError
 from envcheck.images import lock_on_top, lock_with_uv
 from envcheck.images import source_recipe as recipe
-from envcheck.images.build_log import FailedError, said_of, step_of
 from envcheck.images.dockerfile import write_locks
 from envcheck.images.lock_on_top import contradiction, excluded, lock_user_packages
-from envcheck.images.lockfile import MADE_ANEW, Lock, format_lock, read_kept, read_locks
+from envcheck.images.lockfile import MADE_ANEW, format_lock, read_kept, read_locks
 from envcheck.images.source_compile import Compiler, wheel_of
 from envcheck.images.source_recipe import ExtensionBuild, capabilities
 from envcheck.images.spec import ImageSpec, make_spec, with_user_packages
@@ -52,84 +45,16 @@ from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.index import parse_file_name
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile
 from envcheck.mirrors.store.objects import Store
-from envcheck.reports import phrases
-
-_Listener = Callable[[str], None]
-# Seconds without a new line after which a build's last one is told again: in a log, and on a terminal.
-_SILENT: Final = {False: 60.0, True: 5.0}
-
-
-@contextlib.contextmanager
-def details() -> Iterator[None]:
-    """Print the step and its last lines before the one line that every error gets."""
-    try:
-        yield
-    except FailedError as error:
-        for line in error.detail:
-            click.echo(f"  {line}", err=True)
-        raise
-
-
-@contextlib.contextmanager
-def listeners(settings: Settings) -> Iterator[tuple[_Listener, _Listener]]:
-    """Yield what prints messages, and of the build's lines: each step once, --verbose all, --quiet nothing of both.
-
-    Each has the time since the start. While nothing new is printed, the last line of the build is, every few seconds.
-    """
-    began, ended = time.monotonic(), threading.Event()
-    shown: set[str] = set()
-    last, heard = "", began
-
-    def tell(line: str) -> None:
-        nonlocal heard
-        heard = time.monotonic()
-        if not settings.quiet:
-            click.echo(f"  {phrases.duration(heard - began):>5}  {line}", err=True)
-
-    def say(line: str) -> None:
-        nonlocal last
-        last = line
-        tell(line)
-
-    def on_line(line: str) -> None:
-        nonlocal last
-        title, last = step_of(line), said_of(line).strip() or last
-        if settings.verbose and not settings.quiet:
-            click.echo(line, err=True)
-        elif title and title not in shown:
-            shown.add(title)
-            say(title)
-
-    def beat() -> None:
-        silent = _SILENT[sys.stderr.isatty()]
-        while not ended.wait(silent / 5):
-            if last and not settings.verbose and time.monotonic() - heard >= silent:
-                tell(f"... {last_line(last)}")
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield say, on_line
-    finally:
-        ended.set()
-        thread.join()
-
-
-def specs_to_build(matrix: Matrix, request: BuildRequest, selector: str) -> list[ImageSpec]:
-    """Return what each target of the cell is to be; some may lack locks."""
-    images_dir, arch = request.options.images_dir, request.arch
-    return [spec_to_build(matrix, selector, target, images_dir, arch) for target in request.targets]
 
 
 def locked_specs(
-    matrix: Matrix, request: BuildRequest, specs: Sequence[ImageSpec], profile: Profile
+    matrix: Matrix, specs: Sequence[ImageSpec], profile: Profile, images_dir: Path | None
 ) -> list[ImageSpec]:
     """Return the specs with locks; the lock that was made for one is that of the next."""
     locked: list[ImageSpec] = []
     for given in specs:
-        spec = given
-        if spec.lacks_lock and locked:
-            spec = spec_to_build(matrix, str(spec.cell), spec.target, request.options.images_dir, spec.arch)
+        again = given.lacks_lock and locked
+        spec = spec_to_build(matrix, str(given.cell), given.target, images_dir, given.arch) if again else given
         locked.append(lock_first(matrix, spec, profile))
     return locked
 
@@ -272,13 +197,16 @@ def _add(pinned: PinnedExtensions, chosen: ChosenExtension, spec: ImageSpec, lin
     """Add a release to what is compiled, fetched or left to the installer; say which release it is."""
     pin, how = f"{chosen.name}=={chosen.version}", "the newest on record that fits"
     file = _wheel_file(chosen, sha256)
+    pins = {pin.name: pin.version for lock in spec.locks for pin in lock.pins}
+    # The cell holds what is released with its torch, or the Python index has it for that build.
+    held = chosen.name in pins or pins.get("torch", spec.cell.torch) == spec.cell.torch
     if chosen.verdict == SOURCE_ONLY and chosen.where is None:
         pinned.sources.append((chosen.name, chosen.version))
         how = "without a wheel, so it is compiled for"
     elif file is not None:
         pinned.files.append(file)
         how = f"from {chosen.where}, for"
-    elif chosen.channel == "pypi" or chosen.verdict == JIT or (chosen.channel == "torch" and _has(spec, chosen.name)):
+    elif chosen.channel == "pypi" or chosen.verdict == JIT or (chosen.channel == "torch" and held):
         pinned.requirements.append(pin)
     else:
         takes = "an sdist of the index" if chosen.verdict == SOURCE_ONLY else "a file of the project's releases"
@@ -290,12 +218,6 @@ def _add(pinned: PinnedExtensions, chosen: ChosenExtension, spec: ImageSpec, lin
         click.echo(f"with    {pin}: {how} {spec.cell}", err=True)
     if chosen.verdict == JIT:
         click.echo(f"with    {pin}: {chosen.reason}", err=True)
-
-
-def _has(spec: ImageSpec, name: str) -> bool:
-    """Return whether the cell holds what is released with its torch, or the Python index has it for that build."""
-    held = {pin.name: pin.version for lock in spec.locks for pin in lock.pins}
-    return name in held or held.get("torch", spec.cell.torch) == spec.cell.torch
 
 
 def _wheel_file(chosen: ChosenExtension, given: str | None) -> WantedFile | None:
@@ -316,53 +238,49 @@ def with_packages(
     spec: ImageSpec,
     requirements: Sequence[str],
     profile: Profile,
+    extensions: Extensions,
     *,
     keep: bool,
     wheels: Sequence[Path] = (),
-    native: Collection[str] = (),
-) -> ImageSpec:
+) -> list[ImageSpec]:
     """Return the spec with these packages on top, of the kept lock where there is one; say which lock it is.
 
-    `keep`: a new lock is kept for the next build. `wheels` are files beside those of the index, and `native` names the
-    native extensions, which get a lock of their own.
+    `keep`: a new lock is kept for the next build. `wheels` are files beside those of the index. Native extensions get
+    a lock of their own.
     """
+    files = [parse_file_name(wheel.name) for wheel in wheels]
+    requirements = [*requirements, *(f"{name}=={version}" for name, version, _ in files)]
     if not requirements:
-        return spec
+        return [spec]
     path = _kept(spec, requirements, wheels)
     if path.is_file():
-        lock, origin = _read(path, spec, requirements), "kept from an earlier build"
+        lock, origin = read_kept(path, "user"), "kept from an earlier build"
+        if wrong := contradiction(spec, lock, requirements):
+            message = f"{path} {wrong}"
+            raise ConfigError(message, fix=MADE_ANEW)
     else:
         made = lock_user_packages(spec, requirements, profile, wheels)
         if made is None:
-            _say_excluded(excluded(spec, requirements))
+            _say_excluded(spec, requirements)
             held = [line for line in requirements if line not in excluded(spec, requirements)]
             why = f": {spec.tag} holds {', '.join(held)}" if held else ""
             click.echo(f"with    nothing to add{why}", err=True)
-            return spec
+            return [spec]
         lock, origin = made, "locked now: their hashes are what the mirror says today"
         if keep:
             path.parent.mkdir(parents=True, exist_ok=True)
             safe_files.replace(path, format_lock(made, f"{spec.tag}, on top: {', '.join(requirements)}").encode())
     where = f"; lock: {path}" if path.is_file() else ", not kept"
     click.echo(f"with    {counted(len(lock.pins), 'package')} on top, {origin}{where}", err=True)
+    native = {name for row in extensions.extensions for name in (row.name, *row.aliases)}
     with_them = with_user_packages(spec, lock, native)
-    _say_excluded(excluded(with_them, requirements))
-    return with_them
+    _say_excluded(with_them, requirements)
+    return [with_them]
 
 
-def _say_excluded(requirements: Sequence[str]) -> None:
-    for line in requirements:
+def _say_excluded(spec: ImageSpec, requirements: Sequence[str]) -> None:
+    for line in excluded(spec, requirements):
         click.echo(f"with    {line} is left out: its marker excludes this Python or platform", err=True)
-
-
-def _read(path: Path, spec: ImageSpec, requirements: Sequence[str]) -> Lock:
-    """Return a kept lock; ConfigError where it cannot be read or is not one of these requirements on this cell."""
-    lock = read_kept(path, "user")
-    wrong = contradiction(spec, lock, requirements)
-    if wrong:
-        message = f"{path} {wrong}"
-        raise ConfigError(message, fix=MADE_ANEW)
-    return lock
 
 
 def _kept(spec: ImageSpec, requirements: Sequence[str], wheels: Sequence[Path]) -> Path:
@@ -371,121 +289,58 @@ def _kept(spec: ImageSpec, requirements: Sequence[str], wheels: Sequence[Path]) 
     return state_path("locks-on-top", f"{spec.tag}-{hashlib.sha256(request.encode()).hexdigest()[:16]}.lock")
 
 
-class OnTop(NamedTuple):
-    """The specs with packages on top, and the profile that has their files; in a plan, what is made `first`."""
+class Wheels:
+    """The wheels that packages on top have beside those of an index: compiled on `devel` or fetched, and stored."""
 
-    specs: Sequence[ImageSpec]
-    profile: Profile
-    first: dict[str, Any] | None = None
-
-
-def most_jobs() -> int | None:
-    """Return the user's own limit of compilers at once, $MAX_JOBS, None without one. Raises ConfigError."""
-    text = os.environ.get("MAX_JOBS", "").strip()
-    if not text:
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        message = f"MAX_JOBS is {text!r}, which is no number of jobs"
-        raise ConfigError(message, fix="set it to 1 or more, or unset it")
-    return int(text)
-
-
-@contextlib.contextmanager
-def with_requirements(
-    matrix: Matrix, specs: Sequence[ImageSpec], profile: Profile, request: BuildRequest
-) -> Iterator[OnTop]:
-    """Yield the specs with packages on top: extensions in the release that fits, compiled where none has a wheel.
-
-    A plan does not compile: where a wheel is not there yet, it is what is made first.
-    """
-    if not request.requirements:
-        yield OnTop(specs, profile)
-        return
-    (spec,), options = specs, request.options
-    extensions = known_extensions(options.extensions)
-    pinned = pinned_to_fit(matrix, spec, request.requirements, extensions, options.gpus, request.hashes)
-    native = frozenset(name for row in extensions.extensions for name in (row.name, *row.aliases))
-    lines, keep = pinned.requirements, not options.dry_run
-    if not pinned.sources and not pinned.files:
-        yield OnTop([with_packages(spec, lines, profile, keep=keep, native=native)], profile)
-        return
-    made = _Wheels(matrix, spec, pinned, request)
-    if options.dry_run and made.lacking():
-        names = {
-            "compile": [f"{name} {version}" for name, version in pinned.sources],
-            "fetch": [file.urls[0] for file in pinned.files],
-        }
-        yield OnTop(specs, profile, {**names, "with": lines})
-        return
-    with made.in_directory(profile) as folder:
-        paths = sorted(folder.glob("*.whl"))
-        lines, profile = [*lines, *map(_pin, paths)], with_directory(profile, folder)
-        yield OnTop([with_packages(spec, lines, profile, keep=keep, wheels=paths, native=native)], profile)
-
-
-def _pin(wheel: Path) -> str:
-    name, version, _ = parse_file_name(wheel.name)
-    return f"{name}=={version}"
-
-
-def with_directory(profile: Profile, folder: Path) -> Profile:
-    """Return the profile with the wheels of a directory of this machine; its hash alone says that one is taken."""
-    indexes = profile.pypi or ([] if profile.closed else [Index(url=CLIENT_DEFAULT)])
-    return msgspec.structs.replace(profile, pypi=[*indexes, Index(url=str(folder), kind="find-links")])
-
-
-class _Wheels:
-    def __init__(self, matrix: Matrix, spec: ImageSpec, pinned: PinnedExtensions, request: BuildRequest) -> None:
-        self._spec, self._pinned, self._request = spec, pinned, request
-        self._store: Store = open_store(request.options.store)
-        self._matrix, self._facts = matrix, Facts(matrix)
-        if pinned.sources and spec.arch != architecture("auto"):  # emulated, one file of a real one takes an hour
+    def __init__(
+        self, matrix: Matrix, store: Store, pinned: PinnedExtensions, devel: ImageSpec, gpus: Sequence[str]
+    ) -> None:
+        self._matrix, self._store, self._pinned, self._devel = matrix, store, pinned, devel
+        if pinned.sources and devel.arch != architecture("auto"):  # emulated, one file of a real one takes an hour
             name, version = pinned.sources[0]
-            message = f"{name} {version} must be compiled, which a machine of {spec.arch} can do"
+            message = f"{name} {version} must be compiled, which a machine of {devel.arch} can do"
             raise ConfigError(message, fix="build there, or add its wheel to your own index")
-        gpus = request.options.gpus
-        self._gpus = [capabilities(self._facts, gpus, spec.cuda, f"{name} {v}") for name, v in pinned.sources]
+        self._facts = Facts(matrix)
+        self._gpus = [capabilities(self._facts, gpus, devel.cuda, f"{name} {v}") for name, v in pinned.sources]
 
-    def _devel(self) -> ImageSpec:
-        images_dir = self._request.options.images_dir
-        return spec_to_build(self._matrix, str(self._spec.cell), "devel", images_dir, self._spec.arch)
-
-    def lacking(self) -> bool:
-        """Tell whether a build would first compile or fetch an extension."""
-        if any(not wheel.sha256 or not self._store.has(wheel.sha256) for wheel in self._pinned.files):
-            return True
-        devel = self._devel() if self._pinned.sources else self._spec
+    def lacking(self) -> dict[str, list[str]]:
+        """Return what a build would first compile and fetch, and what it installs then; nothing if all is there."""
+        there = all(wheel.sha256 and self._store.has(wheel.sha256) for wheel in self._pinned.files)
         for (name, version), gpus in zip(self._pinned.sources, self._gpus, strict=True):
-            known = recipe.pinned(devel, name, version)
-            build = ExtensionBuild(sdist=known, devel=devel, gpus=gpus) if known else None
-            if devel.lacks_lock or build is None or recipe.kept_wheel(self._store, build) is None:
-                return True
-        return False
+            known = recipe.pinned(self._devel, name, version)
+            build = ExtensionBuild(sdist=known, devel=self._devel, gpus=gpus) if known else None
+            there = there and bool(build and not self._devel.lacks_lock and recipe.kept_wheel(self._store, build))
+        names = [f"{name} {version}" for name, version in self._pinned.sources]
+        urls = [file.urls[0] for file in self._pinned.files]
+        return {} if there else {"compile": names, "fetch": urls, "with": self._pinned.requirements}
 
     @contextlib.contextmanager
-    def in_directory(self, profile: Profile) -> Iterator[Path]:
-        """Compile or fetch the wheels, and yield a directory that has them."""
+    def beside(
+        self, profile: Profile, compiler: Compiler, settings: Settings
+    ) -> Iterator[tuple[Profile, Sequence[Path]]]:
+        """Compile or fetch the wheels, and yield them with the profile that has their directory too."""
+        if not self._pinned.sources and not self._pinned.files:
+            yield profile, []
+            return
         with contextlib.ExitStack() as stack:
             with disk_errors(self._store.root), self._store.held():
-                with transfer_options(self._request.settings, profile) as means:
-                    wheels = [*self._compiled(profile, means), *self._fetched(means)]
+                with transfer_options(settings, profile) as means:
+                    wheels = [*self._compiled(compiler, means), *self._fetched(means)]
                 folder = stack.enter_context(viewed(self._store, wheels))
-            yield folder
+            # A directory of this machine: its hash alone says that a wheel is taken.
+            indexes = profile.pypi or ([] if profile.closed else [Index(url=CLIENT_DEFAULT)])
+            pypi = [*indexes, Index(url=str(folder), kind="find-links")]
+            yield msgspec.structs.replace(profile, pypi=pypi), sorted(folder.glob("*.whl"))
 
-    def _compiled(self, profile: Profile, means: Callable[[str], TransferOptions]) -> Iterator[StoredWheel]:
-        if not self._pinned.sources:
-            return
-        request, limit = self._request, most_jobs()
-        devel = lock_first(self._matrix, self._devel(), profile)
-        with details(), listeners(request.settings) as (say, on_line):
-            compiler = Compiler(request.engine, profile, request.base, request.options.timeout, limit, on_line, say)
-            for (name, version), gpus in zip(self._pinned.sources, self._gpus, strict=True):
-                source = recipe.bring(self._store, devel, name, version, profile, means)
-                build = ExtensionBuild(sdist=source, devel=devel, gpus=gpus)
-                wheel, new = wheel_of(build, self._store, self._facts, compiler, means)
-                origin = "compiled now" if new else "compiled by an earlier build"
-                click.echo(f"with    {wheel.name}: {origin}, kept in {self._store.root}", err=True)
-                yield StoredWheel(wheel.name, wheel.sha256)
+    def _compiled(self, compiler: Compiler, means: Callable[[str], TransferOptions]) -> Iterator[StoredWheel]:
+        devel = lock_first(self._matrix, self._devel, compiler.profile) if self._pinned.sources else self._devel
+        for (name, version), gpus in zip(self._pinned.sources, self._gpus, strict=True):
+            source = recipe.bring(self._store, devel, name, version, compiler.profile, means)
+            build = ExtensionBuild(sdist=source, devel=devel, gpus=gpus)
+            wheel, new = wheel_of(build, self._store, self._facts, compiler, means)
+            origin = "compiled now" if new else "compiled by an earlier build"
+            click.echo(f"with    {wheel.name}: {origin}, kept in {self._store.root}", err=True)
+            yield StoredWheel(wheel.name, wheel.sha256)
 
     def _fetched(self, means: Callable[[str], TransferOptions]) -> Iterator[StoredWheel]:
         for wheel in self._pinned.files:

@@ -1,36 +1,110 @@
 """`envcheck build`: its steps, its plans and what it prints of what was built."""
 
 import contextlib
+import re
 import shlex
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
-import msgspec
 
 from envcheck.cli import Settings
-from envcheck.cli.building.cell_to_build import best_cell, kept_locks
-from envcheck.cli.building.on_top import details, listeners, locked_specs, specs_to_build, with_requirements
+from envcheck.cli.building.cell_to_build import best_cell, kept_locks, specs_to_build
+from envcheck.cli.building.on_top import Wheels, known_extensions, locked_specs, pinned_to_fit, with_packages
 from envcheck.cli.building.request import BuildOptions, BuildRequest
 from envcheck.cli.commands.resolve import active_python, fill
 from envcheck.cli.options import command_with
-from envcheck.cli.sources import prefetched_wheels, profile_for
+from envcheck.cli.shared.process import last_line, print_json
+from envcheck.cli.sources import format_bytes, open_store, prefetched_wheels, profile_for
 from envcheck.counting import counted
 from envcheck.data import rendered, state_path
 from envcheck.errors import ConfigError
 from envcheck.images import engines
+from envcheck.images.build_log import FailedError, said_of, step_of
 from envcheck.images.engines import build, venv
-from envcheck.images.engines.build import BuildResult, TargetRequest
+from envcheck.images.engines.build import TargetRequest
 from envcheck.images.lock_on_top import uv_for
-from envcheck.images.plan import BuildPlan
+from envcheck.images.source_compile import Compiler
 from envcheck.images.spec import ImageSpec
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Query, resolve
 from envcheck.mirrors.profiles.load import AUTO
 from envcheck.mirrors.profiles.model import Profile
+from envcheck.mirrors.store.objects import Store
 from envcheck.node import collect
+from envcheck.reports import phrases
+
+# Seconds without a new line after which the last one is told again.
+_SILENT: Final = 5.0
+# What uv says of each file of more than 1 MiB.
+_FETCHED: Final = re.compile(r"\s*Download(?P<how>ing|ed) (?P<name>\S+)(?: \((?P<size>[\d.]+)(?P<unit>[KMG])iB\))?\s*")
+_UNITS: Final = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+class _Voice:
+    """What a build says: each line with the time since the start, and the bytes that uv fetched so far."""
+
+    def __init__(self, settings: Settings, first: str) -> None:
+        self._quiet, self._verbose = settings.quiet, settings.verbose
+        self._began = self._heard = time.monotonic()
+        self._last = first
+        self._steps: set[str] = set()
+        self._sizes: dict[str, int] = {}
+        self._there: set[str] = set()
+
+    def say(self, line: str) -> None:
+        """Print a message; it is the last one until there is another."""
+        self._last = line
+        self._tell(line)
+
+    def on_line(self, line: str) -> None:
+        """Print of the build's lines each step once, with --verbose all."""
+        title, said = step_of(line), said_of(line)
+        self._last = said.strip() or self._last
+        if wheel := _FETCHED.fullmatch(said):
+            self._there.update([wheel["name"]] if wheel["how"] == "ed" else [])
+            self._sizes.setdefault(wheel["name"], int(float(wheel["size"] or 0) * _UNITS.get(wheel["unit"], 0)))
+        if self._verbose and not self._quiet:
+            click.echo(line, err=True)
+        elif title and title not in self._steps:
+            self._steps.add(title)
+            self.say(title)
+
+    def beat(self, ended: threading.Event) -> None:
+        """Tell the last line again whenever nothing new was printed for some seconds."""
+        while not ended.wait(_SILENT / 5):
+            if not self._verbose and time.monotonic() - self._heard >= _SILENT:
+                self._tell(f"... {last_line(self._last)}")
+
+    def _tell(self, line: str) -> None:
+        self._heard = time.monotonic()
+        there = sum(size for name, size in self._sizes.items() if name in self._there)
+        fetched = (
+            f" ({format_bytes(there)} of {format_bytes(sum(self._sizes.values()))} fetched)" if self._sizes else ""
+        )
+        if not self._quiet:
+            click.echo(f"  {phrases.duration(self._heard - self._began):>5}  {line}{fetched}", err=True)
+
+
+@contextlib.contextmanager
+def listeners(settings: Settings, first: str) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+    """Yield what prints messages, and lines of a build. The last lines of a step that failed are printed."""
+    voice, ended = _Voice(settings, first), threading.Event()
+    thread = threading.Thread(target=voice.beat, args=(ended,), daemon=True)
+    thread.start()
+    try:
+        yield voice.say, voice.on_line
+    except FailedError as error:
+        for line in error.detail:
+            click.echo(f"  {line}", err=True)
+        raise
+    finally:
+        ended.set()
+        thread.join()
 
 
 @command_with(BuildOptions, "platform", epilog="Example: envcheck build torch2.13.0-cpu-py311 --mirror host")
@@ -57,25 +131,27 @@ def command(options: BuildOptions, settings: Settings) -> None:
     Python or an index is missing.
     """
     request = BuildRequest.from_options(options, settings, engines.find, _from_environment())
-    _demand_engine(request)
-    matrix = load(settings.matrix)
-    specs = specs_to_build(matrix, request, request.options.selector or _cell_for_this_machine(matrix, request))
+    engine = None if request.engine == "venv" else engines.connect(request.engine)
+    if engine and request.foreign and not options.dry_run:
+        engine.demand_platform(options.platform)
+    if engine and options.prefetch:
+        engine.demand_contexts()
+    matrix, store = load(settings.matrix), open_store(options.store)
+    profile = None if options.mirror == AUTO else profile_for(settings, options.mirror, ())
+    selector = options.selector or _cell_for_this_machine(matrix, request.engine, profile)
+    specs = specs_to_build(matrix, selector, request.targets, options.images_dir, request.arch)
     unlocked = [spec for spec in specs if spec.lacks_lock]
-    if unlocked and request.options.mirror == AUTO:
+    if unlocked and profile is None:
         message = f"--mirror auto probes for the files of a lock, and {unlocked[0].cell} has none yet"
         raise ConfigError(message, fix="name the mirror that the lock is made through, e.g. --mirror host")
-    profile = profile_for(settings, request.options.mirror, [lock for spec in specs for lock in spec.locks])
-    if request.options.dry_run and unlocked:
-        if request.engine == "venv":
-            venv.plan(unlocked[0], _destination(unlocked[0], request.options.output))  # refuses what a build would
+    profile = profile or profile_for(settings, AUTO, [lock for spec in specs for lock in spec.locks])
+    if options.dry_run and unlocked:
+        if engine is None:
+            venv.plan(unlocked[0], _destination(unlocked[0], options.output))  # refuses what a build would
         plan = {"lock": "made first", "mirror": profile.name, "with": request.requirements}
         _print_without_key(unlocked, request, plan)
         return
-    with with_requirements(matrix, locked_specs(matrix, request, specs, profile), profile, request) as on_top:
-        if on_top.first:
-            _print_without_key(on_top.specs, request, on_top.first)
-        else:
-            _build(on_top.specs, on_top.profile, request)
+    _carry_out(matrix, specs, profile, store, engine, request)
 
 
 def _from_environment() -> set[str]:
@@ -85,19 +161,11 @@ def _from_environment() -> set[str]:
     return {name for name, source in named.items() if source is click.core.ParameterSource.ENVIRONMENT}
 
 
-def _demand_engine(request: BuildRequest) -> None:
-    if request.engine != "venv" and request.foreign and not request.options.dry_run:
-        engines.connect(request.engine).demand_platform(request.options.platform)
-    if request.engine != "venv" and request.options.prefetch:
-        engines.connect(request.engine).demand_contexts()
-
-
-def _cell_for_this_machine(matrix: Matrix, request: BuildRequest) -> str:
+def _cell_for_this_machine(matrix: Matrix, engine: str, profile: Profile | None) -> str:
     """Return the name of the published cell to build here through this mirror, and say which it is and why."""
     node = fill(matrix, Query(), collect.identify(), active_python())
     answer = resolve(matrix, node.query, read_here=node.read, notes=node.notes)
-    answers = [answer, resolve(matrix, node.query.replace(python=None))]
-    best = best_cell(matrix, answers, request.engine, request.options.mirror)
+    best = best_cell(matrix, [answer, resolve(matrix, node.query.replace(python=None))], engine, profile)
     click.echo(f"cell    {best.cell}: {best.why or 'the best published one for this machine'}", err=True)
     return str(best.cell)
 
@@ -108,30 +176,49 @@ def _destination(spec: ImageSpec, output: Path | None) -> Path:
     return output or state_path("venvs", str(spec.cell) if plain else f"torch{spec.tag}")
 
 
-def _build(specs: Sequence[ImageSpec], profile: Profile, request: BuildRequest) -> None:
+def _carry_out(
+    matrix: Matrix,
+    specs: list[ImageSpec],
+    profile: Profile,
+    store: Store,
+    engine: engines.Engine | None,
+    request: BuildRequest,
+) -> None:
+    """Lock what has no lock and what comes on top, then build; a plan ends where something must be made first."""
     options, settings = request.options, request.settings
+    fetch, wheels = not options.dry_run, None
     with contextlib.ExitStack() as stack:
-        wheels = None
+        with listeners(settings, "what is installed is looked up") as (say, on_line):
+            specs = locked_specs(matrix, specs, profile, options.images_dir)
+            if request.requirements:
+                known = known_extensions(options.extensions)
+                pinned = pinned_to_fit(matrix, specs[0], request.requirements, known, options.gpus, request.hashes)
+                devel = specs
+                if pinned.sources:
+                    devel = specs_to_build(matrix, str(specs[0].cell), ["devel"], options.images_dir, specs[0].arch)
+                made = Wheels(matrix, store, pinned, devel[0], options.gpus)
+                if options.dry_run and (first := made.lacking()):
+                    _print_without_key(specs, request, first)
+                    return
+                compiler = Compiler(request.engine, profile, request.base, options.timeout, on_line, say)
+                profile, files = stack.enter_context(made.beside(profile, compiler, settings))
+                specs = with_packages(specs[0], pinned.requirements, profile, known, keep=fetch, wheels=files)
         if options.prefetch:
-            engine, fetch = request.engine, not options.dry_run
-            prefetched = prefetched_wheels(settings, specs[0], profile, options.store, engine=engine, fetch=fetch)
+            prefetched = prefetched_wheels(settings, specs[0], profile, store, tool=engine is not None, fetch=fetch)
             wheels = stack.enter_context(prefetched)
-        stack.enter_context(details())
-        build = _venv if request.engine == "venv" else _images
-        made = build(specs, profile, wheels, request)
-    _print(
-        "plan" if options.dry_run else "built",
-        made,
-        request,
-        run_options=engines.run_options,
-        local_name=engines.local_name,
-    )
+        if engine is None:
+            built = _venv(specs[0], profile, wheels, request)
+        else:
+            built = _images(engine, specs, profile, wheels, request)
+    how = {"run_options": engines.run_options, "local_name": engines.local_name}
+    _print("plan" if options.dry_run else "built", built, request, **how)
 
 
 def _images(
-    specs: Sequence[ImageSpec], profile: Profile, wheels: Path | None, request: BuildRequest
-) -> Sequence[BuildPlan | BuildResult]:
-    engine, dry_run = engines.connect(request.engine), request.options.dry_run
+    engine: engines.Engine, specs: Sequence[ImageSpec], profile: Profile, wheels: Path | None, request: BuildRequest
+) -> Sequence[object]:
+    options = request.options
+    tool = uv_for(specs[0].arch, profile) if request.foreign and not options.dry_run else None
     targets = [
         TargetRequest(
             spec=spec,
@@ -139,31 +226,30 @@ def _images(
             repository=request.repository,
             network=request.network,
             base=request.base,
-            timeout=request.options.timeout,
+            timeout=options.timeout,
             matrix=request.settings.matrix,
             wheels=wheels,
             tag=request.tag,
-            tool=uv_for(spec.arch, profile) if request.foreign and not dry_run else None,
+            tool=tool,
         )
         for spec in specs
     ]
-    if dry_run:
-        return [build.dry_run(engine, target) for target in targets]
-    with listeners(request.settings) as (say, on_line):
-        made = build.build(engine, targets, say=say, on_line=on_line)
-    repository, timeout = request.options.push, request.options.timeout
-    return [build.push(engine, each, repository, timeout) for each in made] if repository else made
-
-
-def _venv(
-    specs: Sequence[ImageSpec], profile: Profile, wheels: Path | None, request: BuildRequest
-) -> Sequence[venv.EnvironmentPlan | venv.Environment]:
-    (spec,), options = specs, request.options
-    dest = _destination(spec, options.output)
     if options.dry_run:
+        return [build.dry_run(engine, target) for target in targets]
+    with listeners(request.settings, "the build starts") as (say, on_line):
+        made = build.build(engine, targets, say=say, on_line=on_line)
+        if options.push is None:
+            return made
+        say(f"pushing to {options.push}")
+        return [build.push(engine, each, options.push, options.timeout) for each in made]
+
+
+def _venv(spec: ImageSpec, profile: Profile, wheels: Path | None, request: BuildRequest) -> Sequence[object]:
+    dest, timeout = _destination(spec, request.options.output), request.options.timeout
+    if request.options.dry_run:
         return [venv.plan(spec, dest)]
-    with listeners(request.settings) as (say, on_line):
-        return [venv.build(spec, profile, dest, timeout=options.timeout, on_line=on_line, say=say, wheels=wheels)]
+    with listeners(request.settings, "the build starts") as (say, on_line):
+        return [venv.build(spec, profile, dest, timeout=timeout, on_line=on_line, say=say, wheels=wheels)]
 
 
 def _print_without_key(specs: Sequence[ImageSpec], request: BuildRequest, plan: dict[str, Any]) -> None:
@@ -176,7 +262,7 @@ def _print_without_key(specs: Sequence[ImageSpec], request: BuildRequest, plan: 
 def _print(template: str, values: Sequence[object], request: BuildRequest, **more: object) -> None:
     """Print plans or what was built: as JSON, one or a list of several, or as templates/printed/ has it."""
     if request.options.as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(values[0] if len(values) == 1 else values)))
+        print_json(values[0] if len(values) == 1 else values)
         return
     context = {"quiet": request.settings.quiet, "counted": counted, "join": shlex.join, **more}
     for value in values:

@@ -16,10 +16,12 @@ from envcheck.cli.report_output import Output, OutputType
 from envcheck.data import state_path
 from envcheck.images import engines
 from envcheck.images.spec import load_spec
-from envcheck.images.tags import REPOSITORY, full
+from envcheck.images.tags import REPOSITORY
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
+from envcheck.mirrors.profiles.load import AUTO
+from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.node import collect
 
 _REPORT: Final = Output(Path("envcheck-report.json"))
@@ -48,7 +50,7 @@ def command(options: DemoOptions, settings: Settings) -> None:
     _step(1, "resolve: what can run on this machine?")
     matrix = load(settings.matrix)
     answer = _resolve(matrix, quiet=settings.quiet)
-    best = best_cell(matrix, [answer], engine, options.mirror)
+    best = best_cell(matrix, [answer], engine, None if options.mirror == AUTO else load_profile(options.mirror))
     cell = best.cell
     if options.dry_run:
         click.echo(f"\n{cell}")
@@ -65,7 +67,7 @@ def command(options: DemoOptions, settings: Settings) -> None:
     if engine == "venv":
         ctx.invoke(run.command, python=str(state_path("venvs", str(cell))), output=output, html=page)
     else:
-        image = engines.local_name(engine, full(REPOSITORY, load_spec(matrix, cell)))
+        image = engines.local_name(engine, f"{REPOSITORY}:{load_spec(matrix, cell).tag}")
         ctx.invoke(run.command, image=image, output=output, html=page)
 
 

@@ -15,10 +15,11 @@ import click
 from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, command_with, complete_cells
 from envcheck.cli.shared.process import status_of, stopping
-from envcheck.cli.sources import CellLocks, format_bytes, locked_cells, locked_packages, profile_for, progress_bar
+from envcheck.cli.sources import CellLocks, format_bytes, locked_cells, profile_for, progress_bar
 from envcheck.counting import counted
 from envcheck.errors import ConfigError, EnvcheckError, refuse
 from envcheck.images.lockfile import parse_requirements
+from envcheck.images.wheels import locked_packages
 from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch_all
 from envcheck.mirrors.hub import (

@@ -10,10 +10,11 @@ import click
 from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_FILE, Argument, FiniteRange, Option, command_with, complete_cells
 from envcheck.cli.shared.process import print_json
-from envcheck.cli.sources import locked_cells, locked_packages
+from envcheck.cli.sources import locked_cells
 from envcheck.counting import counted
 from envcheck.errors import refuse
 from envcheck.images.lockfile import parse_requirements
+from envcheck.images.wheels import locked_packages
 from envcheck.mirrors import probe
 from envcheck.mirrors.probe import SECONDS, Criterion, RankedMirror
 from envcheck.safe_files import read_whole

@@ -150,4 +150,4 @@ def _context(specs: list[ImageSpec], mirror: str, output: Path, settings: Settin
         click.echo(f"base {context.base}; carried whole: {carried}; network {context.network}")
     for spec in sorted(specs, key=lambda each: each.target == "runtime"):
         target = f"--target {spec.target}"
-        click.echo(f"docker build{host}{secrets} {target} -t {tags.full(tags.REPOSITORY, spec)} {output}")
+        click.echo(f"docker build{host}{secrets} {target} -t {tags.REPOSITORY}:{spec.tag} {output}")

@@ -22,7 +22,7 @@ from envcheck.cli.options import (
     complete_cells,
 )
 from envcheck.cli.shared.process import print_json
-from envcheck.cli.sources import disk_errors, format_bytes, locked_packages, open_store, transfer_options
+from envcheck.cli.sources import disk_errors, format_bytes, open_store, transfer_options
 from envcheck.counting import counted
 from envcheck.data import data_path
 from envcheck.errors import PromiseError, UnavailableError, refuse
@@ -30,6 +30,7 @@ from envcheck.images import wheels
 from envcheck.images.build_context import tool_lock
 from envcheck.images.lockfile import read_locks
 from envcheck.images.spec import load_spec, no_lock, select
+from envcheck.images.wheels import locked_packages
 from envcheck.matrix.file.load import load
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.hub import Reference, Revision, file_url, parse_lock

@@ -40,6 +40,7 @@ _NO_GPU: Final = re.compile("could not select device driver|unknown or invalid r
 _PUSHED: Final = re.compile(r"(?:digest: |\A)(sha256:[0-9a-f]{64})")
 _NO_IMAGE: Final = re.compile("no such image|not known|unable to find|no such object", re.IGNORECASE)
 _TIMEOUT: Final = 60.0
+_IMPORT_TIMEOUT: Final = 600.0
 _POLL: Final = 0.05
 # A name, digest or id, and never an option: an engine's own words are stricter.
 _REFERENCE: Final = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:/@\[\]-]{0,511}")
@@ -266,6 +267,17 @@ class Engine:
         rows = [{name.lower(): value for name, value in row.items()} for row in _documents(printed)]
         return [Layer(bytes=_bytes(str(row.get("size") or "0")), step=str(row.get("createdby") or "")) for row in rows]
 
+    def sizes(self, image: ImageInfo) -> tuple[int, int | None]:
+        """Return an image's bytes on disk, and compressed: these only docker's containerd store counts."""
+        on_disk = sum(layer.bytes for layer in self.history(image.id))
+        contained = self.name == "docker" and (image.digests.manifest or image.digests.index)
+        return on_disk, image.size if contained else None
+
+    def pushed_bytes(self, reference: str) -> int | None:
+        """Return the bytes of an image's layers in its registry; None where it does not tell."""
+        manifest = next(_documents(self.run("manifest", "inspect", reference).output), {})
+        return sum(int(layer.get("size") or 0) for layer in manifest.get("layers") or ()) or None
+
     def has_remote(self, reference: str) -> bool:
         """Tell whether a registry that answers within ten seconds has the image."""
         return self.run("manifest", "inspect", reference, timeout=10).status == 0
@@ -281,7 +293,13 @@ class Engine:
         """Bootstrap the spec's base with these packages, import it and return its reference."""
         arch = bootstrap.DEB_ARCH[spec.arch]
         options = [f"--platform=linux/{arch}" if self.name == "docker" else f"--arch={arch}"]
-        return bootstrap.import_base(self.name, options, spec, packages, profile)
+        name = bootstrap.reference(spec.base, spec.arch, packages)
+        with tempfile.TemporaryDirectory(prefix="envcheck-base-") as scratch:
+            tar = Path(scratch) / "rootfs.tar"
+            bootstrap.bootstrap(spec.base, spec.arch, packages, profile, tar)
+            foreign = [] if spec.arch == os.uname().machine else options
+            subprocesses.output([self.name, "import", *foreign, str(tar), name], timeout=_IMPORT_TIMEOUT)
+        return name
 
     def build(
         self, plans: Sequence[BuildPlan], *, on_line: Callable[[str], None], timeout: float

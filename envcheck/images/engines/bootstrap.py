@@ -4,7 +4,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import os
 import ssl
 import tempfile
 import urllib.error
@@ -15,7 +14,6 @@ from typing import Final
 
 from envcheck.errors import BuildError, UnavailableError
 from envcheck.images.engines import subprocesses
-from envcheck.images.spec import ImageSpec
 from envcheck.images.targets import OS_PACKAGES
 from envcheck.matrix.facts.model import Base, HostArch
 from envcheck.mirrors.profiles.host_config import AptSource, apt_sources, base_urls, ca_bundle
@@ -27,7 +25,6 @@ DEB_ARCH: Final[dict[HostArch, str]] = {"x86_64": "amd64", "aarch64": "arm64"}
 # Files newer than this get this date (1 January 1990: zip files know no earlier decade), so that two runs are equal.
 EPOCH: Final = 631152000
 _TIMEOUT: Final = 900.0
-_IMPORT_TIMEOUT: Final = 600.0
 # What the distributions' own slim images leave out (debuerreotype, scripts/.slimify-excludes); licences stay. dpkg
 # keeps to it in the image too.
 _LEFT_OUT: Final = (
@@ -140,29 +137,15 @@ def bootstrap(base: Base, arch: HostArch, packages: Sequence[str], profile: Prof
     """Make the base's root file system as `tar`, from the profile's or this machine's apt mirror (about 20 s)."""
     mirrors = mirrors_for(base, profile, apt_sources())
     sources = source_lines(base, mirrors, serves=functools.partial(serves, ca=profile.ca))
+    # An old mmdebstrap has no such hook, and the base is larger then.
+    hooks = _MERGED_USR if base.suite in _USRMERGE_NEEDS_PERL and _MERGED_USR.is_dir() else None
     https = any("https:" in line for line in sources)
     with _readable(ca_bundle(profile) if https else None) as ca:
-        argv = recipe(base, arch, packages, sources, ca, tar, hooks=_hooks(base.suite))
+        argv = recipe(base, arch, packages, sources, ca, tar, hooks=hooks)
         result = subprocesses.stream(argv, timeout=_TIMEOUT, env={"SOURCE_DATE_EPOCH": str(EPOCH)})
     if result.status != 0 or not tar.exists():
         message = f"the base {base.suite} could not be bootstrapped: {_why(result.output)}"
         raise BuildError(message, fix="check the apt mirror; mmdebstrap needs root or user namespaces")
-
-
-def import_base(engine: str, options: Sequence[str], spec: ImageSpec, packages: Sequence[str], profile: Profile) -> str:
-    """Bootstrap the spec's base with these packages, have an engine import it and return its reference."""
-    name = reference(spec.base, spec.arch, packages)
-    with tempfile.TemporaryDirectory(prefix="envcheck-base-") as scratch:
-        tar = Path(scratch) / "rootfs.tar"
-        bootstrap(spec.base, spec.arch, packages, profile, tar)
-        foreign = [] if spec.arch == os.uname().machine else options
-        subprocesses.output([engine, "import", *foreign, str(tar), name], timeout=_IMPORT_TIMEOUT)
-    return name
-
-
-def _hooks(suite: str) -> Path | None:
-    """Return mmdebstrap's hook that keeps perl out; an old mmdebstrap has none, and the base is larger then."""
-    return _MERGED_USR if suite in _USRMERGE_NEEDS_PERL and _MERGED_USR.is_dir() else None
 
 
 @contextlib.contextmanager

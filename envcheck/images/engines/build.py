@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from envcheck import __version__
+from envcheck import __version__, safe_files
 from envcheck.data import data_path, state_path
 from envcheck.errors import BuildError, ConfigError, PromiseError, UnavailableError
 from envcheck.images import build_context as contexts
@@ -23,7 +23,7 @@ from envcheck.images.dockerfile import base_reference
 from envcheck.images.engines import Engine, ImageInfo, subprocesses
 from envcheck.images.engines import bootstrap as bases
 from envcheck.images.engines.subprocesses import CommandResult
-from envcheck.images.plan import PLATFORMS, BuildInputs, BuildPlan, Network, make
+from envcheck.images.plan import BUILDS, KEY_LABEL, PACKAGES_LABEL, PLATFORMS, BuildPlan, Network
 from envcheck.images.spec import ImageSpec
 from envcheck.images.targets import RECIPES, os_packages
 from envcheck.mirrors.profiles.model import Profile
@@ -61,7 +61,7 @@ class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `sources` are those of what was installed now, and not in a layer that the engine had.
 
-    `bytes` as the engine counts: compressed in a containerd store, unpacked elsewhere. `pushed` is REPOSITORY@DIGEST.
+    `bytes_compressed` is None until the engine or, after a push, the registry says it. `pushed` is REPOSITORY@DIGEST.
     """
 
     schema: Literal["envcheck/build/1"] = "envcheck/build/1"
@@ -71,7 +71,8 @@ class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     id: str
     key: str
-    bytes: int
+    bytes_on_disk: int
+    bytes_compressed: int | None
     skipped: bool
     tags: list[str]
     held_back: dict[str, str]
@@ -162,21 +163,44 @@ def _plan(engine: Engine, request: TargetRequest, base: str, key: str | None, co
     complete = base.startswith(f"{bases.REPOSITORY}:")
     asks_apt = not complete or bool(RECIPES[request.spec.target].packages)
     needed: Network = "none" if not asks_apt and context.network == "none" else "host"
-    inputs = BuildInputs(
+    spec, (revision, epoch) = request.spec, origin()
+    plan = BuildPlan(
         engine=engine.name,
-        frontend=engine.frontend(),
-        repository=request.repository,
-        network=request.network or needed,
-        origin=origin(),
+        cell=str(spec.cell),
+        target=spec.target,
+        platform=PLATFORMS[spec.arch],
         base=base,
         key=key,
-        context=context.path,
-        secrets=context.secrets,
-        labels={"org.opencontainers.image.base.name": base} if complete else {},
-        wheels=context.wheels,
-        tag=request.tag,
+        name=f"{BUILDS}:{(key or 'key-not-known-yet')[:32]}",
+        tag=f"{request.repository}:{request.tag or spec.tag}",
+        aliases=[] if request.tag else tags.aliases(request.repository, spec),
+        context=str(context.path),
+        network=request.network or needed,
+        contexts={"wheels": str(context.wheels)} if context.wheels else {},
+        secrets={name: str(path) for name, path in sorted(context.secrets.items())},
+        build_args={"BASE": base, "REVISION": revision, "SOURCE_DATE_EPOCH": str(epoch)},
+        labels={
+            PACKAGES_LABEL: spec.packages,
+            **({KEY_LABEL: key} if key else {}),
+            **({"org.opencontainers.image.base.name": base} if complete else {}),
+        },
     )
-    return make(request.spec, inputs)
+    return msgspec.structs.replace(plan, argv=[*engine.frontend(), *build_key.arguments(plan)])
+
+
+def _record(engine: Engine, key: str) -> Path:
+    return state_path("built", f"{engine.name}-{key}")
+
+
+def _built(engine: Engine, key: str | None) -> ImageInfo | None:
+    """Return the image of a key that an earlier build proved, whatever it is called by now.
+
+    Its id tells it from images that are derived from it, which inherit its label.
+    """
+    record = _record(engine, key) if key else None
+    identity = record.read_text(encoding="ascii") if record and record.is_file() else ""
+    image = engine.inspect(identity) if identity else None
+    return image if image and image.labels.get(KEY_LABEL) == key else None
 
 
 def dry_run(engine: Engine, request: TargetRequest) -> BuildPlan:
@@ -191,7 +215,7 @@ def dry_run(engine: Engine, request: TargetRequest) -> BuildPlan:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     planned = prepare(engine, request, base, place)
-    return msgspec.structs.replace(planned, skipped=bool(planned.key and engine.inspect(planned.name)))
+    return msgspec.structs.replace(planned, skipped=_built(engine, planned.key) is not None)
 
 
 def build(
@@ -235,11 +259,9 @@ def _build(
         for key in sorted({f"{engine.name} {plan.key}" for plan in plans}):
             stack.enter_context(one_at_a_time(key, say))
         targets = [
-            _Target(request, plan, engine.inspect(plan.name) if plan.key else None)
-            for request, plan in zip(requests, plans, strict=True)
+            _Target(request, plan, _built(engine, plan.key)) for request, plan in zip(requests, plans, strict=True)
         ]
-        targets = _run(engine, targets, scratch, on_line)
-    outcomes = [_outcome(engine, target, began) for target in targets]
+        outcomes = [_outcome(engine, target, began) for target in _run(engine, targets, scratch, on_line)]
     for outcome in outcomes:
         if isinstance(outcome, BuildError):
             raise outcome
@@ -281,6 +303,7 @@ def _result(engine: Engine, target: _Target, began: float) -> BuildResult:
         message = f"the build of {plan.tag} ended without an image"
         raise BuildError(message, fix=f"see {log}" if log else "build again")
     names, held_back = _approve(engine, request.spec, plan, image)
+    on_disk, compressed = engine.sizes(image)
     return BuildResult(
         engine=plan.engine,
         cell=plan.cell,
@@ -288,7 +311,8 @@ def _result(engine: Engine, target: _Target, began: float) -> BuildResult:
         image=plan.tag,
         id=image.id,
         key=plan.key or "",
-        bytes=image.size,
+        bytes_on_disk=on_disk,
+        bytes_compressed=compressed,
         skipped=existing is not None,
         tags=names,
         held_back=held_back,
@@ -301,21 +325,23 @@ def _result(engine: Engine, target: _Target, began: float) -> BuildResult:
 
 
 def _approve(engine: Engine, spec: ImageSpec, plan: BuildPlan, image: ImageInfo) -> tuple[list[str], dict[str, str]]:
-    """Read the image back; give it its tags if it is what it says, and take its name away if it is not."""
+    """Read the image back, and give it its tags if it is what it says; the name that it was built by goes."""
+    held_back = {}
     try:
         tags.require_labels(spec, image.labels, plan.name, plan.key)
-    except PromiseError:
+        engine.tag(image.id, plan.tag)
+        for alias in plan.aliases:
+            holder = engine.inspect(alias)
+            why = tags.held_back(holder.labels if holder else None, spec)
+            if why:
+                held_back[alias] = why
+            else:
+                engine.tag(image.id, alias)
+    finally:
         engine.untag(plan.name)
-        raise
-    engine.tag(image.id, plan.tag)
-    held_back = {}
-    for alias in plan.aliases:
-        holder = engine.inspect(alias)
-        why = tags.held_back(holder.labels if holder else None, spec)
-        if why:
-            held_back[alias] = why
-        else:
-            engine.tag(image.id, alias)
+    record = _record(engine, plan.key or "")
+    record.parent.mkdir(parents=True, exist_ok=True)
+    safe_files.replace(record, image.id.encode())
     return [plan.tag, *(a for a in plan.aliases if a not in held_back)], held_back
 
 
@@ -328,7 +354,8 @@ def push(engine: Engine, built: BuildResult, repository: str, timeout: float) ->
     if held is None or held.id != built.id:
         message = f"{name} became another image while it was pushed"
         raise PromiseError(message, fix="do not tag images in that repository meanwhile; build and push again")
-    return msgspec.structs.replace(built, pushed=f"{repository}@{digest}")
+    compressed = built.bytes_compressed or engine.pushed_bytes(f"{repository}@{digest}")
+    return msgspec.structs.replace(built, pushed=f"{repository}@{digest}", bytes_compressed=compressed)
 
 
 @contextlib.contextmanager

@@ -47,6 +47,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     sources: list[UsedSource]
     log: str | None
     seconds: float
+    bytes_on_disk: int = 0
 
 
 class EnvironmentPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +103,9 @@ def build(
         _put_back(dest)
         skipped = _holds(dest) == key
         if not skipped:
-            with tempfile.TemporaryDirectory(prefix="envcheck-venv-", dir=_scratch(dest)) as scratch:
+            # Beside the environment, so that wheels are linked and not copied.
+            dest.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix="envcheck-venv-", dir=dest.parent) as scratch:
                 context = contexts.write([spec], profile, Path(scratch) / "context", wheels=wheels)
                 steps = _Steps(context, dest, spec, timeout, on_line)
                 with _earlier_kept(dest):
@@ -117,7 +120,8 @@ def build(
         promises=spec.promises,
         sources=used(steps.text) if steps else [],
         log=str(steps.log) if steps and steps.log else None,
-        seconds=round(time.monotonic() - began, 1),
+        seconds=0.0 if skipped else round(time.monotonic() - began, 1),
+        bytes_on_disk=sum(path.lstat().st_size for path in dest.rglob("*")),
     )
 
 
@@ -131,12 +135,6 @@ def find_python(version: str) -> str:
         message = f"no Python {version} on this machine"
         raise UnavailableError(message, fix=f"install python{version}, or `uv python install {version}`, or use docker")
     return result.output.strip().splitlines()[-1]
-
-
-def _scratch(dest: Path) -> Path:
-    """Return where the context is written: beside the environment, so that wheels are linked and not copied."""
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    return dest.parent
 
 
 def _key(interpreter: str, spec: ImageSpec) -> str:

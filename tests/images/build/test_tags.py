@@ -22,7 +22,7 @@ def spec(torch: str = "2.13.0", target: Target = "runtime") -> ImageSpec:
 
 
 def test_full_tag_names_every_axis() -> None:
-    assert tags.full("site/torch", spec()) == "site/torch:2.13.0-cpu-py311-runtime"
+    assert spec().tag == "2.13.0-cpu-py311-runtime"
 
 
 def test_aliases_of_a_runtime_also_go_without_its_target() -> None:

@@ -16,6 +16,7 @@ from envcheck.images.engines import (
     ContainerEngine,
     Digests,
     Engine,
+    ImageInfo,
     Layer,
     image_info,
     owner,
@@ -121,6 +122,19 @@ def test_layers_have_bytes_whatever_units_an_engine_prints(program: Program) -> 
     program.answers(history=(rows, 0))
     expected = [Layer(bytes=1_500_000, step="RUN b"), Layer(bytes=0, step="ENV x"), Layer(bytes=9, step="a")]
     assert Engine("podman").history("x") == expected
+    program.answers(history=(rows, 0), manifest=('{"layers": [{"size": 5}, {"size": 2}]}', 0))
+    of_index = image_info("docker", {**described(INDEX), "Size": 7})
+    older = of_index._replace(digests=Digests(config="x"))
+    cases: list[tuple[ContainerEngine, ImageInfo, int | None]] = [
+        ("docker", of_index, 7),
+        ("docker", older, None),
+        ("podman", of_index, None),
+    ]
+    for engine, said, compressed in cases:
+        assert Engine(engine).sizes(said) == (1_500_009, compressed)
+        assert Engine(engine).pushed_bytes("r.example/me/torch@sha256:1") == 7
+    program.answers(manifest=("no such manifest", 1))
+    assert Engine("docker").pushed_bytes("x") is None
 
 
 @each("engine", BOTH)

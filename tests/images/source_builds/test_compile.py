@@ -92,7 +92,7 @@ def start(
         store.adopt(path, sha256(path))
         lines: list[str] = []
         profile = Profile(name="t", closed=True)
-        compiler = Compiler("venv", profile, "auto", 280.0, 1, lambda _: None, lines.append)
+        compiler = Compiler("venv", profile, "auto", 280.0, lambda _: None, lines.append)
         return Compiling(make_build("torch2.13.0-cpu-py311", sha256=sha256(path)), store, compiler, lines)
 
     return make
