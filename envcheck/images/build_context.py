@@ -157,9 +157,11 @@ def _write_targets(specs: Sequence[ImageSpec], profile: Profile, base: str, out:
         if (scripts / name).is_dir():
             shutil.copytree(scripts / name, own / name)
     if profile.keep:
-        for path, text in _kept_files(profile, specs[0].cell.variant).items():
+        # No credentials, and no file of this machine.
+        options = RenderOptions(variant=specs[0].cell.variant, local=False)
+        for path, client in (("etc/pip.conf", "pip"), ("etc/uv/uv.toml", "uv")):
             (out / "keep" / path).parent.mkdir(parents=True, exist_ok=True)
-            (out / "keep" / path).write_text(text)
+            (out / "keep" / path).write_text(client_file(profile, client, options))
 
 
 def _write_mirror(
@@ -243,10 +245,3 @@ def _normalise(out: Path) -> None:
         mode = 0o755 if path.is_dir() or path.parent == out / "bin" else 0o644
         if stat.S_IMODE(path.stat().st_mode) != mode and path.parent.name != "wheels":
             path.chmod(mode)
-
-
-def _kept_files(profile: Profile, variant: str) -> dict[str, str]:
-    """Return what `keep: true` leaves in an image, path below / -> content: no credentials, no file of this machine."""
-    options = RenderOptions(variant=variant, local=False)
-    pip, uv = (client_file(profile, client, options) for client in ("pip", "uv"))
-    return {"etc/pip.conf": pip, "etc/uv/uv.toml": uv}

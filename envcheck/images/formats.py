@@ -149,6 +149,8 @@ _SASS: Final = re.compile(r"sm_([0-9]+)([0-9])[a-z]?")
 def conda(specs: Sequence[ImageSpec], _repository: str) -> str:
     """Return the environment of one target of a cell."""
     (spec,) = specs
+    names = spec.promises["arch-list"].split()
+    codes = [(int(match[1]), int(match[2])) for name in names if (match := _SASS.fullmatch(name))]
     context = {
         "cell": str(spec.cell),
         "name": str(spec.cell) if spec.target == "runtime" else f"{spec.cell}-{spec.target}",
@@ -157,7 +159,8 @@ def conda(specs: Sequence[ImageSpec], _repository: str) -> str:
         "python": spec.cell.python,
         "cuda": spec.cuda,
         "cuda_major": spec.cuda.partition(".")[0] if spec.cuda else None,
-        "capability": lowest_capability(spec.promises["arch-list"]),
+        # The lowest that the wheel has code for, "7.5"; None for none and for unknown.
+        "capability": "{}.{}".format(*min(codes)) if codes else None,
         "driver": spec.promises["driver-floor"],
         "indexes": sorted({lock.index for lock in spec.locks} - {"pypi"}),
         "index_root": f"{PYTORCH}/whl",
@@ -165,12 +168,6 @@ def conda(specs: Sequence[ImageSpec], _repository: str) -> str:
         "pins": [pin for lock in spec.locks for pin in lock.pins if pin.name != "pip"],
     }
     return rendered("formats/conda.yml.j2", context)
-
-
-def lowest_capability(arch_list: str) -> str | None:
-    """Return the lowest compute capability that a wheel has code for, "7.5"; None for none and for unknown."""
-    capabilities = [(int(match[1]), int(match[2])) for name in arch_list.split() if (match := _SASS.fullmatch(name))]
-    return "{}.{}".format(*min(capabilities)) if capabilities else None
 
 
 # A matrix of more jobs fails its whole workflow (docs.github.com, "Usage limits": 256 jobs a workflow run).

@@ -64,19 +64,12 @@ def lock_target(
         if not same:
             raise
         pins = _on_top(options, requirements, locks, profile, name)
-    return divide_target(
-        Lock(group=group, index="pypi", pins=pins), (canonicalize_name(Requirement(each).name) for each in extensions)
-    )
-
-
-def divide_target(lock: Lock, extensions: Iterable[str]) -> list[Lock]:
-    """Return a target's lock as its own and, for the pins that `extensions` names, extensions.lock."""
-    native = {*extensions}
+    native = {canonicalize_name(Requirement(each).name) for each in extensions}
     parts: dict[Group, list[Pin]] = {
-        lock.group: [pin for pin in lock.pins if pin.name not in native],
-        "extensions": [pin for pin in lock.pins if pin.name in native],
+        group: [pin for pin in pins if pin.name not in native],
+        "extensions": [pin for pin in pins if pin.name in native],
     }
-    return [Lock(group=group, index=lock.index, pins=pins) for group, pins in parts.items() if pins]
+    return [Lock(group=group, index="pypi", pins=part) for group, part in parts.items() if part]
 
 
 def lock_user_packages(

@@ -229,7 +229,11 @@ def _in_environment(build: ExtensionBuild, compiler: Compiler, context: Path, ou
         on_line=compiler.on_line,
         say=compiler.say,
     )
-    _require_headers(devel.python)
+    asked = [devel.python, "-I", "-c", "import sysconfig; print(sysconfig.get_path('include'))"]
+    headers = subprocesses.output(asked).strip()
+    if not Path(headers, "Python.h").is_file():
+        message = f"{headers} has no Python.h, which compiling an extension needs"
+        raise UnavailableError(message, fix="install the headers of that Python, or use --engine docker")
     (context / "envcheck").symlink_to(Path(envcheck.__file__).resolve().parent)
     home = {"CUDA_HOME": f"{devel.path}/cuda"} if build.gpus else {}
     argv = [*_closed(compiler.say), "sh", str(context / "build_wheel.sh"), devel.python, str(context), str(out)]
@@ -238,13 +242,6 @@ def _in_environment(build: ExtensionBuild, compiler: Compiler, context: Path, ou
         argv, timeout=compiler.timeout, on_line=compiler.on_line, env={"TMPDIR": str(context / "tmp"), **home}
     )
     _require_success(build, result, compiler.timeout)
-
-
-def _require_headers(python: str) -> None:
-    where = subprocesses.output([python, "-I", "-c", "import sysconfig; print(sysconfig.get_path('include'))"]).strip()
-    if not Path(where, "Python.h").is_file():
-        message = f"{where} has no Python.h, which compiling an extension needs"
-        raise UnavailableError(message, fix="install the headers of that Python, or use --engine docker")
 
 
 def _closed(say: Callable[[str], None]) -> list[str]:

@@ -208,11 +208,13 @@ def make_spec(
     if locks and locked != version:
         message = f"{where}: the lock holds torch {locked}, not {version}"
         raise ConfigError(message, fix=f"run `envcheck lock {cell}`")
+    unlabelled = arch == "aarch64" and cell.variant == "cpu" and key(cell.torch) < _LABELLED_ON_ARM
     promises = {
         "cell": str(cell),
         "target": target,
         "variant": cell.variant,
-        "torch": own_version(cell, arch),
+        # What torch calls itself, torch.__version__.
+        "torch": cell.torch if unlabelled else f"{cell.torch}+{cell.variant}",
         "cuda": variant.cuda or "none",
         "cudnn": _library(cell, locks, "nvidia-cudnn(-cu[0-9]+)?", variant.cudnn, where),
         "nccl": _library(cell, locks, "nvidia-nccl(-cu[0-9]+)?", variant.nccl, where),
@@ -246,12 +248,6 @@ def torch_index(release: TorchRelease, variant: str, arch: HostArch = ARCH) -> s
 def torch_version(release: TorchRelease, variant: str, arch: HostArch = ARCH) -> str:
     """Return the version to pin: the Python index's files have no local label in their names."""
     return release.torch if torch_index(release, variant, arch) == "pypi" else f"{release.torch}+{variant}"
-
-
-def own_version(cell: Cell, arch: HostArch) -> str:
-    """Return what torch calls itself, torch.__version__."""
-    unlabelled = arch == "aarch64" and cell.variant == "cpu" and key(cell.torch) < _LABELLED_ON_ARM
-    return cell.torch if unlabelled else f"{cell.torch}+{cell.variant}"
 
 
 def arch_list(cell: Cell, build: Build) -> str:

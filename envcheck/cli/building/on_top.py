@@ -252,7 +252,9 @@ def with_packages(
     requirements = [*requirements, *(f"{name}=={version}" for name, version, _ in files)]
     if not requirements:
         return [spec]
-    path = _kept(spec, requirements, wheels)
+    digests = sorted(map(sha256, wheels))
+    wanted = json.dumps([spec.tag, spec.promises["lock"], sorted(requirements), *([digests] if digests else [])])
+    path = state_path("locks-on-top", f"{spec.tag}-{hashlib.sha256(wanted.encode()).hexdigest()[:16]}.lock")
     if path.is_file():
         lock, origin = read_kept(path, "user"), "kept from an earlier build"
         if wrong := contradiction(spec, lock, requirements):
@@ -281,12 +283,6 @@ def with_packages(
 def _say_excluded(spec: ImageSpec, requirements: Sequence[str]) -> None:
     for line in excluded(spec, requirements):
         click.echo(f"with    {line} is left out: its marker excludes this Python or platform", err=True)
-
-
-def _kept(spec: ImageSpec, requirements: Sequence[str], wheels: Sequence[Path]) -> Path:
-    files = sorted(map(sha256, wheels))
-    request = json.dumps([spec.tag, spec.promises["lock"], sorted(requirements), *([files] if files else [])])
-    return state_path("locks-on-top", f"{spec.tag}-{hashlib.sha256(request.encode()).hexdigest()[:16]}.lock")
 
 
 class Wheels:

@@ -292,13 +292,13 @@ class Engine:
     def import_base(self, spec: ImageSpec, packages: Sequence[str], profile: Profile) -> str:
         """Bootstrap the spec's base with these packages, import it and return its reference."""
         arch = bootstrap.DEB_ARCH[spec.arch]
-        options = [f"--platform=linux/{arch}" if self.name == "docker" else f"--arch={arch}"]
-        name = bootstrap.reference(spec.base, spec.arch, packages)
+        option = f"--platform=linux/{arch}" if self.name == "docker" else f"--arch={arch}"
+        name, foreign = bootstrap.reference(spec.base, spec.arch, packages), spec.arch != os.uname().machine
         with tempfile.TemporaryDirectory(prefix="envcheck-base-") as scratch:
             tar = Path(scratch) / "rootfs.tar"
             bootstrap.bootstrap(spec.base, spec.arch, packages, profile, tar)
-            foreign = [] if spec.arch == os.uname().machine else options
-            subprocesses.output([self.name, "import", *foreign, str(tar), name], timeout=_IMPORT_TIMEOUT)
+            words = [self.name, "import", *([option] if foreign else []), str(tar), name]
+            subprocesses.output(words, timeout=_IMPORT_TIMEOUT)
         return name
 
     def build(

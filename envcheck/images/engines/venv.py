@@ -219,18 +219,9 @@ class _Steps:
         env |= {"ENVCHECK_WHEELS": self._wheels, "ENVCHECK_FROM": str(self.mirror / group), **self._netrc}
         self.run(f"install {group}", ["sh", str(self._scripts / "install/install.sh"), group, str(self.dest)], env)
 
-    def link_cuda(self, cuda: str) -> None:
-        """Link NVIDIA's wheels into cuda/, the CUDA_HOME of this environment, with the script an image build runs."""
-        python = self.dest / "bin/python"
-        site_packages = self.dest / f"lib/python{self.spec.cell.python}/site-packages"
-        argv = [str(python), "-I", "-B", str(self._scripts / "targets/devel/cuda_home.py"), str(site_packages)]
-        self.run("link CUDA", [*argv, str(self.dest / "cuda"), cuda])
-
-    def prove(self) -> None:
-        """Ask the installed torch what it is, with the script an image build runs."""
-        promised = [*dockerfile.proof(self.spec), *dockerfile.added(self.spec)]
-        script = self._scripts / "prove/prove.py"
-        self.run("prove", [str(self.dest / "bin/python"), "-I", "-B", str(script), *promised])
+    def script(self, step: str, name: str, *words: str) -> None:
+        """Run a script of an image build with the Python of the environment."""
+        self.run(step, [str(self.dest / "bin/python"), "-I", "-B", str(self._scripts / name), *words])
 
     def run(self, step: str, argv: list[str], env: dict[str, str] | None = None) -> None:
         """Run a command; its failure is a FailedError."""
@@ -253,10 +244,13 @@ def _fill(dest: Path, interpreter: str, steps: _Steps, key: str) -> None:
     steps.run("create", [interpreter, "-m", "venv", "--without-pip", str(dest)])
     for lock in steps.spec.locks:
         steps.install(lock.group)
-    steps.prove()
-    if steps.spec.target == "devel" and steps.spec.cuda:
-        steps.link_cuda(steps.spec.cuda)
-    promises = {name: value for name, value in steps.spec.own_promises.items() if name != "fabric"}
+    spec = steps.spec
+    steps.script("prove", "prove/prove.py", *dockerfile.proof(spec), *dockerfile.added(spec))
+    if spec.target == "devel" and spec.cuda:
+        # NVIDIA's wheels become cuda/, the CUDA_HOME of this environment.
+        packages = str(dest / f"lib/python{spec.cell.python}/site-packages")
+        steps.script("link CUDA", "targets/devel/cuda_home.py", packages, str(dest / "cuda"), spec.cuda)
+    promises = {name: value for name, value in spec.own_promises.items() if name != "fabric"}
     (dest / PROMISES).write_text(json.dumps(promises, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     (dest / _KEY).write_text(key, encoding="ascii")
     (dest / _PARTIAL).unlink()
