@@ -33,6 +33,7 @@ from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Query, resolve
 from envcheck.mirrors.profiles.load import AUTO
+from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.store.objects import Store
 from envcheck.node import collect
@@ -137,14 +138,14 @@ def command(options: BuildOptions, settings: Settings) -> None:
     if engine and options.prefetch:
         engine.demand_contexts()
     matrix, store = load(settings.matrix), open_store(options.store)
-    profile = None if options.mirror == AUTO else profile_for(settings, options.mirror, ())
-    selector = options.selector or _cell_for_this_machine(matrix, request.engine, profile)
+    named = None if options.mirror == AUTO else load_profile(options.mirror)
+    selector = options.selector or _cell_for_this_machine(matrix, request.engine, named)
     specs = specs_to_build(matrix, selector, request.targets, options.images_dir, request.arch)
     unlocked = [spec for spec in specs if spec.lacks_lock]
-    if unlocked and profile is None:
+    if unlocked and named is None:
         message = f"--mirror auto probes for the files of a lock, and {unlocked[0].cell} has none yet"
         raise ConfigError(message, fix="name the mirror that the lock is made through, e.g. --mirror host")
-    profile = profile or profile_for(settings, AUTO, [lock for spec in specs for lock in spec.locks])
+    profile = profile_for(settings, options.mirror, [lock for spec in specs for lock in spec.locks])
     if options.dry_run and unlocked:
         if engine is None:
             venv.plan(unlocked[0], _destination(unlocked[0], options.output))  # refuses what a build would
