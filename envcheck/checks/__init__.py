@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from envcheck.counting import numbered
 from envcheck.node.snapshot import Snapshot
 
 PASS, WARN, FAIL, SKIP, ERROR = "pass", "warn", "fail", "skip", "error"
@@ -161,7 +163,7 @@ def worst(findings: Iterable[Outcome], otherwise: Outcome) -> Outcome:
     if not flat:
         return otherwise
     first = flat[0]
-    leading = list(dict.fromkeys(f.summary for f in flat if f.status == first.status))
+    leading = _alike(dict.fromkeys(f.summary for f in flat if f.status == first.status))
     more = f"; {len(leading) - SHOWN} more" if len(leading) > SHOWN else ""
     details = {name: value for finding in reversed(flat) for name, value in finding.details.items()}
     if any("gpus" in finding.details for finding in flat):
@@ -175,6 +177,17 @@ def worst(findings: Iterable[Outcome], otherwise: Outcome) -> Outcome:
         remeasure=all(f.remeasure for f in flat if f.status in (FAIL, ERROR)) and first.remeasure,
         findings=tuple(flat),
     )
+
+
+def _alike(texts: Iterable[str]) -> list[str]:
+    """Return the texts, where one stands for those that differ by a GPU's number: "ECC is off on GPUs 0, 1 and 2"."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for text in texts:
+        before, *named = re.split(r"\bGPU (\d+)\b", text)
+        names_one = len(named) == 2  # noqa: PLR2004 (its number, and what follows)
+        groups.setdefault((before, named[1]) if names_one else (text,), []).append(named[0] if names_one else "")
+    together = (numbered("GPU", numbers).join(around) for around, numbers in groups.items())
+    return [re.sub(r"(GPUs (?:\d+, )*\d+ and \d+) (?=\d)", r"\1: ", text) for text in together]
 
 
 def _unit(value: Any, limit: Limit | None) -> str:

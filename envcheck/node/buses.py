@@ -23,6 +23,7 @@ from envcheck.node.signal_source import (
 
 _NVIDIA, _DISPLAY = "0x10de", ("0x0300", "0x0302")
 # PCI Express Base Specification: extended capabilities begin at 0x100; ACS is 0x000d, its control register at +6.
+# A conventional bridge, as virtual machines have them, has no such: 256 bytes are all of it, and 64 are for everybody.
 _EXTENDED, _ACS, _CONTROL = 0x100, 0x000D, 6
 _BRIDGES = listed(fields(bus_id=text, gpus=listed(text), enabled=listed(text)))
 _BUS = listed(fields(bus_id=text, driver=maybe(text), numa_node=maybe(index), aer=mapped(maybe(whole))))
@@ -101,7 +102,7 @@ def _bridges(bus: Path) -> list[dict[str, Any]]:
 
 def _config(bridge: Path) -> bytes:
     content = (bridge / "config").read_bytes()
-    if len(content) <= _EXTENDED:
+    if len(content) < _EXTENDED:
         raise PermissionError(1, "only root may read more than its first 64 bytes", str(bridge / "config"))
     return content
 

@@ -258,14 +258,16 @@ VERSIONS = (
     NvmlQuery("nvml.version", None, version, lambda n, _: _as_text(n.nvmlSystemGetNVMLVersion())),
     NvmlQuery("gpu.count", None, whole, lambda n, _: n.nvmlDeviceGetCount()),
 )
-NODE = (*VERSIONS, NvmlQuery("gpu.p2p", None, _PAIRS, lambda n, _: _pairs(n)))
+NODE = (
+    *VERSIONS,
+    NvmlQuery("gpu.p2p", None, _PAIRS, lambda n, _: _pairs(n)),
+    NvmlQuery("gpu.confidential", None, flag, lambda n, _: bool(n.nvmlSystemGetConfComputeState().ccFeature)),
+)
 # Of each GPU.
 IDENTITY = (
     NvmlQuery("name", None, text, lambda n, g: _as_text(n.nvmlDeviceGetName(g))),
     NvmlQuery("uuid", None, text, lambda n, g: _as_text(n.nvmlDeviceGetUUID(g))),
-    NvmlQuery(
-        "compute_capability", None, capability, lambda n, g: "{}.{}".format(*n.nvmlDeviceGetCudaComputeCapability(g))
-    ),
+    NvmlQuery("compute_capability", None, capability, _capability),
 )
 QUERIES = (
     *IDENTITY,

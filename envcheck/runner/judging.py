@@ -34,7 +34,7 @@ from envcheck.checks import (
 from envcheck.checks import env as env_checks
 from envcheck.checks.env import shared_libraries
 from envcheck.checks.support import control_group
-from envcheck.counting import counted
+from envcheck.counting import counted, numbered
 from envcheck.runner.outcomes import default_code, fields, plain
 from envcheck.runner.planning import CheckModule
 from envcheck.runner.schema import Mode, OutcomeRow, Plan, RunVerdict, VerdictStatus
@@ -77,6 +77,9 @@ def decide(
     What is unknown, and a judge that breaks or contradicts itself, is an error.
     """
     outcome = apply_rules(_judged(module, view, ranks), Evidence(module, view, details or {}))
+    if (gpus := len(view.snapshot.gpus)) > 1:
+        summary = outcome.summary.replace(numbered("GPU", range(gpus)), f"all {gpus} GPUs")
+        outcome = dataclasses.replace(outcome, summary=summary)
     return _with_codes(module.id, outcome)
 
 
@@ -175,7 +178,7 @@ def concluded(view: View, plan: Plan, rows: Mapping[str, OutcomeRow]) -> dict[st
     found, statuses, why = {}, {row.status for row in rows.values()}, _no_gpu(view.environment)
     # Without torch, whether there is a GPU is undetermined: the environment is broken, not the node.
     blamed = shared_libraries.blamed(view.environment)
-    fix = blamed.remedy if blamed else _TORCH_FIX
+    fix = blamed.remedy if blamed else shared_libraries.remedy(view.environment, _TORCH_FIX)
     no_torch = lifting(undecided(why, fix=fix, code="torch.import")) if "error" in view.environment else None
     if plan.require_gpu and view.mode != "gpu" and FAIL not in statuses:
         limit = Limit(1, "GPUs", "--require-gpu")
@@ -221,7 +224,8 @@ def lost_rank(module: CheckModule, error: Mapping[str, Any], environment: Mappin
         fix = "give --python an interpreter that has torch, or --image an image; `envcheck build` makes both"
         if torch != _NO_TORCH:
             why = f"torch is there but broken ({torch.partition(':')[0]})"
-            fix = f"{why}: install it again, or give --python another; the JSON has the log"
+            again = shared_libraries.remedy(environment, "install it again")
+            fix = f"{why}: {again}; or give --python another; the JSON has the log"
         fix, torch = (blamed.remedy if blamed else fix), shared_libraries.told(environment)
         outcome = undecided(f"torch cannot be imported: {torch}", fix=fix, unimportable="torch", code="torch.import")
     else:

@@ -313,7 +313,7 @@ def test_require_gpu_without_torch_is_undetermined_and_says_why(run: Envcheck, a
 
 
 def test_an_environment_without_torch_is_never_a_pass(run: Envcheck) -> None:
-    for options in (["--only", "shm"], ["--budget", "0.3s"]):
+    for options in (["--only", "shm"], ["--budget", "0.3s"], ["--level", "static", "--skip", "shm"]):
         done = run("run", "--python", sys.executable, *options)
         assert done.returncode == 3, done.stdout
         assert "torch cannot be imported" in " ".join(done.stdout.split())

@@ -114,6 +114,7 @@ class FakeNvml:
             "nvmlSystemGetDriverVersion": "570.124.06",
             "nvmlSystemGetCudaDriverVersion_v2": 12080,
             "nvmlSystemGetNVMLVersion": "12.570.124.06",
+            "nvmlSystemGetConfComputeState": SimpleNamespace(ccFeature=0),
             "nvmlDeviceGetCount": 1,
             "nvmlDeviceGetHandleByIndex": "handle",
             "nvmlDeviceGetName": b"NVIDIA H100 80GB HBM3",

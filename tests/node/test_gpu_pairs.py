@@ -145,6 +145,12 @@ def test_the_64_bytes_that_are_for_everybody_are_no_answer(bus: Path) -> None:
     assert "only root may read" in str(read(buses.pci_sources(bus))["pci.acs"].reason)
 
 
+def test_a_conventional_bridge_of_256_bytes_has_no_acs(bus: Path) -> None:
+    (bus / "sys/bus/pci/devices/0000:0f:00.0/config").write_bytes(bytes(256))
+    bridges = {bridge["bus_id"]: bridge["enabled"] for bridge in read(buses.pci_sources(bus))["pci.acs"].value}
+    assert bridges["0000:0f:00.0"] == []
+
+
 def test_the_iommu_is_told_by_each_gpus_group(bus: Path) -> None:
     for gpu, kind in (("0000:10:00.0", "DMA-FQ"), ("0000:11:00.0", "identity")):
         group = bus / "sys/kernel/iommu_groups" / gpu

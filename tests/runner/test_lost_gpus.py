@@ -1,6 +1,7 @@
 """A GPU that the driver lost is never hidden by leaving its check out."""
 
 from envcheck.checks import ERROR, View
+from envcheck.checks.node import gpu_lost
 from envcheck.node.snapshot import Signal, Snapshot, Why
 from envcheck.runner.judging import decide, lost_gpus_row, verdict
 from envcheck.runner.outcomes import fields
@@ -58,3 +59,16 @@ def test_a_choice_that_leaves_gpu_lost_out_is_nothing_to_say_where_all_gpus_answ
     assert exit_code(SOUND, only=["ecc"]) == 0
     # What a GPU does not offer is not lost.
     assert exit_code(lost(5, why="unsupported"), only=["ecc"]) == 0
+
+
+def test_a_gpu_that_gives_no_address_has_the_one_that_is_left() -> None:
+    view = builders.gpu_view("h100x8")
+    buses = [str(gpu.signal("bus_id").value)[4:].lower() for gpu in view.snapshot.gpus]
+    view = builders.put(
+        view, pci__gpus=[{"bus_id": bus, "driver": "nvidia", "numa_node": 0, "aer": {}} for bus in buses]
+    )
+    gone = Signal(reason="NVML: GPU is lost", why="lost")
+    one = gpu_lost.judge(builders.put_gpu(view, [3], name=gone, bus_id=gone))
+    assert one.summary == f"GPU 3 is in NVML's list and does not answer: NVML: GPU is lost; it is at {buses[3]}"
+    two = gpu_lost.judge(builders.put_gpu(view, [3, 5], name=gone, bus_id=gone))
+    assert f"it is at {buses[3]} or {buses[5]}" in two.summary

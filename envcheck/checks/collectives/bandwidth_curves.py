@@ -122,14 +122,11 @@ def latencies(ranks: Ranks) -> dict[str, list[Measured]]:
 
 
 def _latency(at: tuple[Measured, ...]) -> Measured:
-    middle, late = ([_number(point.get(name)) for point in at] for name in ("p50", "p99"))
+    told: Any = ([point.get(name) for point in at] for name in ("p50", "p99"))
+    middle, late = ([float(one) if process_group.finite(one) else math.nan for one in each] for each in told)
     if not _positive([at[0].get("bytes"), *middle, *late]):
         return {"bytes": at[0].get("bytes"), "p50": None, "p99": None}
     return {"bytes": at[0]["bytes"], "p50": max(middle), "p99": max(late), "slowest_rank": middle.index(max(middle))}
-
-
-def _number(value: Any) -> float:
-    return float(value) if process_group.finite(value) else math.nan
 
 
 def _positive(values: Sequence[Any]) -> bool:

@@ -114,16 +114,11 @@ def sockets(view: View, ranks: Ranks) -> list[Outcome]:
     if ways and not any(way.startswith("NET/") for way in ways):
         return []  # NVLink between hosts
     return [
-        finding
+        _finding(str(node), ports, entry["nccl"])
         for node, entries in nodes.items()
-        if (ports := _ports(view, entries)) and (entry := _over_sockets(entries, homes)) is not None
-        for finding in [_finding(str(node), ports, entry["nccl"])]
+        if (ports := _ports(view, entries))
+        for entry in [entry for entry in entries if _socket(entry.get("nccl") or {}, homes)][:1]
     ]
-
-
-def _over_sockets(entries: Ranks, homes: Mapping[str, Any]) -> Measured | None:
-    """Return the first rank that reaches another host over sockets, None where none does."""
-    return next((entry for entry in entries if _socket(entry.get("nccl") or {}, homes)), None)
 
 
 def _socket(log: Measured, homes: Mapping[str, Any]) -> bool:
@@ -189,7 +184,9 @@ def between(view: View, ranks: Ranks) -> tuple[Measured | None, str]:
     row = limits.of_rate(ROW, rate, note, transport=fabrics.pop())
     if row is None:
         return None, "no limit known between hosts of this fabric"
-    ceiling = max(_total(view, entries) for entries in nodes) * 2 * (len(ranks) - 1) / len(ranks)
+    # What all active ports of a node carry one way, in Gb/s.
+    most = max(sum(float(port.get("rate") or 0) for port in _ports(view, entries)) for entries in nodes)
+    ceiling = most / 8 * 2 * (len(ranks) - 1) / len(ranks)
     return {**row, "ceiling": ceiling}, ""
 
 
@@ -206,11 +203,6 @@ def _carried(view: View, entries: Ranks) -> tuple[str, float, str]:
     near = len(entries) * max(1, len(ports) // max(1, len(view.snapshot.gpus)))
     share = min(1.0, near / len(ports))
     return fabric, sum(rates) / 8 * share, f"{len(ports)} x {rates[0]:g} Gb/s {fabric}"
-
-
-def _total(view: View, entries: Ranks) -> float:
-    """Return what all active ports of a node carry one way in GB/s."""
-    return sum(float(port.get("rate") or 0) for port in _ports(view, entries)) / 8
 
 
 def _used(log: Measured, ports: list[Measured]) -> tuple[str, list[Measured]]:

@@ -172,7 +172,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 def _findings(entry: Measured, may_lack: set[str]) -> Iterator[Outcome]:
     for name in names():
         result: Any = (entry.get("cases") or {}).get(name) or {}
-        value, limit, absent = result.get("off"), _limit(name), result.get("absent")
+        value, absent = result.get("off"), result.get("absent")
+        limit = TRAINING if name.startswith("training") else EXACT
         if "raised" in result:
             yield _failed(entry, name, f"{name} raised {result['raised']}")
         elif "wrong" in result:
@@ -201,7 +202,3 @@ def _right(ranks: Ranks) -> Outcome:
     right = f"{counted(len(tried), 'case')} right on {counted(len(ranks), 'rank')}, seed {ranks[0].get('seed')}"
     about: dict[str, Any] = {"seed": ranks[0].get("seed"), "absent": absent}
     return passed(f"{right}{without}", value=furthest, limit=TRAINING, **about)
-
-
-def _limit(name: str) -> Limit:
-    return TRAINING if name.startswith("training") else EXACT

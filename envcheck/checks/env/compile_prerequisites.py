@@ -1,15 +1,18 @@
 """torch.compile needs a compiler, Python's headers, ptxas and libcuda to link against; slim images leave them out.
 
-pytorch/pytorch#116696, #170235 and #107960 are such images; each is named here by itself.
+pytorch/pytorch#116696, #170235 and #107960 are such images; each is named here by itself. So are places for compiled
+code that take none, and a user without a name, whom torch asks for one (pytorch/pytorch#140765).
 """
 
 from __future__ import annotations
 
 import ctypes.util
+import getpass
 import importlib.util
 import os
 import shutil
 import sysconfig
+import tempfile
 from pathlib import Path
 
 from envcheck import checks
@@ -26,6 +29,7 @@ FIXES = {
     "ptxas": "reinstall triton, which brings it, or set TRITON_PTXAS_PATH",
     "libcuda.so.1": "run ldconfig after the driver was mounted, or set TRITON_LIBCUDA_PATH",
 }
+_ROOM = 1 << 20  # bytes that a place for compiled code takes at least
 # What the target `devel` is made of.
 OF_DEVEL = frozenset({"C compiler", "C++ compiler", "Python.h"})
 
@@ -43,7 +47,28 @@ def measure(rank: Rank) -> Measured:
             "ptxas": _ptxas(triton.origin if triton else None),
             "libcuda.so.1": _libcuda(),
         },
+        "unfit": _unfit(),
     }
+
+
+def _unfit() -> list[str]:
+    """Return where compiled code cannot be kept or loaded, and why; torch and triton make directories themselves."""
+    chosen = [os.environ.get(name, "") for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
+    lacking = []
+    for place in map(Path, filter(None, [chosen[0] or tempfile.gettempdir(), chosen[1]])):
+        there = next(above for above in (place, *place.absolute().parents) if above.exists())
+        try:
+            with tempfile.TemporaryFile(dir=str(there)) as file:
+                file.write(bytes(_ROOM))
+            why = "mounted noexec" if os.statvfs(there).f_flag & os.ST_NOEXEC else ""
+        except OSError as error:
+            why = error.strerror or str(error)
+        lacking += [f"{there}: {why}"] if why else []
+    try:
+        chosen[0] or getpass.getuser()
+    except (KeyError, OSError):
+        lacking.append(f"user {os.getuid()} has no name to make a directory of")
+    return lacking
 
 
 def _compiler(variable: str, names: tuple[str, ...]) -> str | None:
@@ -87,6 +112,11 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     needed += ["triton", "ptxas"] if view.environment.get("cuda") else []
     needed += ["libcuda.so.1"] if view.mode == "gpu" else []
     missing = [name for name in needed if not (isinstance(tools.get(name), str) and tools[name])]
+    unfit = [str(text) for text in ranks[0].get("unfit") or []]
+    if not missing and unfit:
+        fix = "set TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR to directories of yours with room, not mounted noexec"
+        text = f"torch.compile cannot keep its code: {'; '.join(unfit)}"
+        return warned(text, fix=fix, value=unfit, limit=LIMIT, found=tools, code="compile-prerequisites.cache")
     if missing:
         report = failed if view.promises.get("target") == "devel" and not OF_DEVEL.isdisjoint(missing) else warned
         return report(

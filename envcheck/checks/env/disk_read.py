@@ -34,6 +34,7 @@ SECONDS = 20.0  # each for writing and reading: a slow disk gets a smaller file
 MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 # Eight PCIe 5.0 x4 disks side by side are 126 GB/s: what is above has not left memory.
 CEILING = 126.0
+SYNC = 0.5  # seconds; ours: a disk takes a hundredth of it, a network home or a sync mount longer
 _HERE = "the directory it was started in"
 _FIX = "put data and checkpoints on local NVMe or a parallel file system, and start the run there"
 
@@ -157,6 +158,10 @@ def _judged(entry: Measured, kind: Any, where: str, limit: checks.Limit) -> Outc
             code="disk-read.from-memory",
         )
     verdict = {"value": round(speed, 4), "unit": "GB/s", "limit": limit}
+    writing = entry.get("writing")
+    if process_group.finite(writing) and (each := writing / (entry["written"] / BLOCK)) > SYNC:
+        text = f"{summary}; but {BLOCK // MIB} MiB take {each:.1f} s until they are written for good (fdatasync)"
+        return warned(text, fix=_FIX, value=round(speed, 4), unit="GB/s", code="disk-read.slow-sync")
     return (
         passed(summary, **verdict)
         if speed >= limit.value

@@ -43,7 +43,6 @@ RULES = {
     )
     for name, row in _TABLE["rules"].items()
 }
-SHADOWED = ("libcudnn*.so*", "libcublas*.so*", "libcudart.so*", "libnccl.so*", "libcuda.so*")
 PACKAGES = ("torch", "torchvision", "torchaudio", "triton", "numpy", "nvidia", "sitecustomize", "usercustomize")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -72,41 +71,26 @@ LIMIT = Limit(
 
 def measure(rank: Rank) -> Measured:
     """Return the variables that matter, and the files that they put before the environment's own."""
-    directories = [Path(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
-    libraries = [str(f) for d in directories if not _own(d) for name in SHADOWED for f in sorted(d.glob(name))]
     preload = [entry for entry in re.split(r"[\s:]+", os.environ.get("LD_PRELOAD", "")) if entry]
     return {
         "rank": rank.rank,
-        "variables": {
-            n: os.environ[n] for n in (*RULES, *THREADS, *BINDING, *ALLOCATOR, *INTERFACES) if n in os.environ
-        },
+        "variables": {name: os.environ[name] for name in NAMES if name in os.environ},
         "interfaces": [name for _, name in socket.if_nameindex()],
-        "proxied": _proxied(),
-        # A driver's own libcuda belongs there (a container runtime or cuda-compat put it there), a stub never does.
-        "libraries": [path for path in libraries if "/libcuda.so" not in path or "/stubs/" in path],
+        "proxied": [
+            n for n in ("localhost", "127.0.0.1") if "http" in getproxies_environment() and not proxy_bypass(n)
+        ],
         "preload": preload,
         "absent": [entry for entry in preload if "/" in entry and not Path(entry).exists()],
-        "modules": list(_shadowing_modules()),
+        "modules": list(_shadowing_modules(os.environ.get("PYTHONPATH", "").split(os.pathsep))),
+        "here": list(_shadowing_modules([os.environ.get("PWD", "")])),
         "cores": len(os.sched_getaffinity(0)),
     }
 
 
-def _proxied() -> list[str]:
-    if "http" not in getproxies_environment():
-        return []
-    return [name for name in ("localhost", "127.0.0.1") if not proxy_bypass(name)]
-
-
-def _own(directory: Path) -> bool:
-    """Return whether a directory belongs to the torch or nvidia packages that Python imports: NGC's images name it."""
-    roots = [Path(entry, package) for entry in sys.path if entry for package in ("torch", "nvidia")]
-    return any(root == directory or root in directory.parents for root in roots)
-
-
-def _shadowing_modules() -> Iterator[str]:
-    """Yield the files on PYTHONPATH that Python imports instead of its standard library or an installed package."""
+def _shadowing_modules(places: list[str]) -> Iterator[str]:
+    """Yield the files that Python imports instead of its standard library or an installed package."""
     standard = set(getattr(sys, "stdlib_module_names", sys.builtin_module_names))
-    for entry in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+    for entry in filter(None, places):
         try:
             names = sorted(Path(entry).iterdir())
         except OSError:
@@ -122,13 +106,13 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     """Warn of each variable and file that does harm here."""
     entry = ranks[0] if ranks else {}
     entry = {"absent": [], "interfaces": [], "proxied": [], **entry}
-    lists = [entry.get(name) for name in ("libraries", "preload", "modules", "absent", "interfaces", "proxied")]
+    lists = [entry.get(name) for name in ("preload", "modules", "absent", "interfaces", "proxied")]
     readable = all(isinstance(names, list) and all(isinstance(n, str) for n in names) for names in lists)
     cores = entry["cores"] if process_group.counts(entry.get("cores")) else 0
     if not readable or not isinstance(entry.get("variables"), dict) or cores < 1:
         return undecided("the environment was not read", code="environment.unread")
     variables = entry["variables"]
-    findings = [*_variables(view, variables), *_threads(variables, cores), *_files(view, entry)]
+    findings = [*_variables(view, variables), *_threads(variables, cores), *_files(entry)]
     # A list of cores has bound this process when torch loaded its OpenMP; the worker counted before.
     findings += _binding(variables, view.environment.get("threads"))
     findings += [*_options(variables), *_interfaces(variables, entry["interfaces"])]
@@ -136,7 +120,10 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         text = f"HTTP_PROXY catches {' and '.join(entry['proxied'])}: servers of this machine are asked for elsewhere"
         fix = "add localhost,127.0.0.1 to NO_PROXY"
         findings.append(warned(text, fix=fix, code="environment.http-proxy", culprit="HTTP_PROXY"))
-    return worst(findings, passed("no variable does harm", value=0, limit=LIMIT))
+    # A script there, `python -c` and a notebook take it first (pytorch/pytorch#39473, #36042); what runs here does not.
+    here = [str(path) for path in entry.get("here") or []]
+    note = f"; programs started here import {', '.join(here[:3])} before the module of that name" if here else ""
+    return worst(findings, passed(f"no variable does harm{note}", value=0, limit=LIMIT))
 
 
 def _variables(view: View, variables: dict[str, Any]) -> Iterator[Outcome]:
@@ -207,13 +194,10 @@ def _interfaces(variables: dict[str, Any], there: list[str]) -> Iterator[Outcome
             yield _warning(name, f"{name}={value} names no network interface of this machine", value, limit)
 
 
-def _files(view: View, entry: Measured) -> Iterator[Outcome]:
+def _files(entry: Measured) -> Iterator[Outcome]:
     limit = Limit("no file", "", "man ld.so; https://docs.python.org/3/using/cmdline.html#envvar-PYTHONPATH", "equal")
-    # A torch without CUDA loads none of these libraries.
-    libraries = entry["libraries"] if view.environment.get("cuda") else []
     odd = [path for path in entry["preload"] if not USUAL.fullmatch(path.rpartition("/")[2])]
     for name, text, paths in (
-        ("LD_LIBRARY_PATH", "LD_LIBRARY_PATH puts {} before the wheel's own", libraries),
         ("LD_PRELOAD", "LD_PRELOAD names {}, which is not there", entry["absent"]),
         ("LD_PRELOAD", "LD_PRELOAD loads {} into every process", [p for p in odd if p not in entry["absent"]]),
         ("PYTHONPATH", "PYTHONPATH puts {} before the module of that name", entry["modules"]),

@@ -1,5 +1,6 @@
 """The loader takes the first library of a name, wherever that is, and torch was built against one of them.
 
+A NumPy of another ABI than torch's lets it be imported, and every exchange of an array raises (pytorch/pytorch#132179).
 Where torch cannot be imported, the cause is judged from what the worker tried then (runner/worker/import_trials.py):
 another libtorch or NCCL first on LD_LIBRARY_PATH (pytorch/pytorch#62650, #119072), NCCL's packages of two CUDAs in one
 directory (pytorch/pytorch#186591).
@@ -8,7 +9,9 @@ directory (pytorch/pytorch#186591).
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.util
+import json
 import os
 import re
 import sys
@@ -39,6 +42,9 @@ DISTRIBUTION = "/usr/lib/python3/dist-packages/"
 DRIVER = ("libcuda.so", "libnvidia-ml.so")
 _FOR_CUDA = re.compile(r"(nvidia-.+)-cu\d\d")
 _REINSTALL = "install that package again (pip install --force-reinstall --no-deps NAME==VERSION), or build anew"
+_NUMPY = "install the NumPy that this torch was built for: numpy<2 for torch before 2.3, else NumPy anew"
+# What loaders and Python say of an import that failed, each with a fix that installing torch again is none of.
+_KNOWN = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 _NO_FILE = re.compile(r"^(\S+): cannot open shared object file")
 
 
@@ -58,14 +64,16 @@ def measure(rank: Rank) -> Measured:
     libraries = [path for path in libraries if not of_distribution(path)]
     broken = {path.name: why for path in libraries if (why := _load(path))}
     known, site = cached(), Path(torch.__file__).parents[1]
+    preferred = [*_on_path("lib*.so*"), *re.split(r"[ :]+", os.environ.get("LD_PRELOAD", "").strip())]
     mapped = _mapped()
     return {
         "rank": rank.rank,
         "tried": len(libraries),
         "broken": broken,
+        "numpy": _numpy(torch),
         "loaded_twice": {name: paths for name, paths in _by_name(mapped).items() if len(paths) > 1},
         "beside": _beside(site, [*known, *map(str, Path(sys.prefix, "lib").glob("lib*.so*"))]),
-        "taken": _beside(site, [*mapped, *_preferred()]),
+        "taken": _beside(site, [*mapped, *preferred]),
         "stubs": sorted({path for path in [*known, *_on_path()] if "/stubs/" in path and "/libcuda.so" in path}),
     }
 
@@ -81,6 +89,18 @@ def _load(path: Path) -> str | None:
     except OSError as error:
         return str(error)
     return None
+
+
+def _numpy(torch: Any) -> str:
+    """Return why torch and NumPy exchange no array; "" where they do, or NumPy is not installed."""
+    if importlib.util.find_spec("numpy") is None:
+        return ""
+    try:
+        array = importlib.import_module("numpy").arange(3)
+        same = torch.from_numpy(array).numpy().tolist() == [0, 1, 2]
+    except Exception as error:  # noqa: BLE001 (a NumPy of another ABI raises anything)
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return "" if same else "another array comes back"
 
 
 def _mapped() -> list[str]:
@@ -112,16 +132,12 @@ def _on_path(name: str = "libcuda.so*") -> list[str]:
     return [str(path) for directory in directories for path in Path(directory).glob(name)]
 
 
-def _preferred() -> list[str]:
-    return [*_on_path("lib*.so*"), *re.split(r"[ :]+", os.environ.get("LD_PRELOAD", "").strip())]
-
-
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on what does not load, is loaded twice or is a stub; warn on a copy that is taken for the wheel's own."""
     if (cause := blamed(view.environment)) is not None:
         return cause
     if view.environment.get("import_trials"):
-        text, fix = f"torch cannot be imported: {told(view.environment)}", _REINSTALL
+        text, fix = f"torch cannot be imported: {told(view.environment)}", remedy(view.environment, _REINSTALL)
         return undecided(text, fix=fix, code="torch.import")
     if not view.environment.get("torch"):
         return skipped(f"no torch to look into: {view.environment.get('error', 'none was asked')}", code="torch.none")
@@ -129,6 +145,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if not process_group.counts(entry.get("tried")) or not entry["tried"] or not isinstance(entry.get("broken"), dict):
         return undecided("no library of torch was looked at", code="libraries.unmeasured")
     findings = [*_broken(entry), *_stubs(entry), *_twice(entry)]
+    if entry.get("numpy"):
+        text = f"torch and NumPy exchange no array: {entry['numpy']}"
+        findings.append(_finding(failed, text, _NUMPY, 1, "libraries.numpy", "numpy"))
     if view.environment.get("cuda"):
         findings += [*_mixed(view.environment.get("packages") or {}), *_elsewhere(entry)]
     unused = entry.get("beside") or []
@@ -153,6 +172,12 @@ def told(environment: Mapping[str, Any]) -> str:
     return f"{environment['error']}{f', in {last}' if last else ''}"
 
 
+def remedy(environment: Mapping[str, Any], otherwise: str) -> str:
+    """Return what mends an import whose words are known; `otherwise` where they are not."""
+    matches = ((re.search(pattern, str(environment.get("error"))), fix) for pattern, fix, _ in _KNOWN)
+    return next((match.expand(fix) for match, fix in matches if match), otherwise)
+
+
 def _files(trials: Mapping[str, list[str]]) -> Iterator[Outcome]:
     for line in trials.get("unlike", []):
         path, text = line.rpartition(": ")[0], f"torch cannot be imported: {line}"
@@ -170,7 +195,10 @@ def _variables(trials: Mapping[str, list[str]]) -> Iterator[Outcome]:
 
 
 def _broken(entry: Measured) -> list[Outcome]:
-    broken = {name: why for name, why in entry["broken"].items() if not _drivers(why)}
+    drivers = {
+        why for why in entry["broken"].values() if (match := _NO_FILE.match(why)) and match[1].startswith(DRIVER)
+    }
+    broken = {name: why for name, why in entry["broken"].items() if why not in drivers}
     fix = "reinstall torch with the very packages it names (the lock has them); remove nothing from site-packages"
     text, about = f"{len(broken)} of {entry['tried']} libraries do not load", (len(broken), "libraries.broken")
     return [
@@ -223,8 +251,3 @@ def _finding(
     judged: Callable[..., Outcome], summary: str, fix: str, count: int, code: str, culprit: str, **details: Any
 ) -> Outcome:
     return judged(summary, fix=fix, value=count, limit=LIMIT, code=code, culprit=culprit, **details)
-
-
-def _drivers(why: str) -> bool:
-    match = _NO_FILE.match(why)
-    return match is not None and match[1].startswith(DRIVER)

@@ -120,7 +120,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     findings = [_wrong(entry) for entry in ranks if process_group.positive(entry.get("wrong"))]
     unmeasured = [entry for entry in ranks if not _complete(entry, ranks[0])]
     if unmeasured:
-        findings += [_nothing(entry) for entry in unmeasured]
+        for entry in unmeasured:
+            text = f"rank {entry['rank']} timed nothing"
+            findings.append(undecided(text, code="speed.missing", culprit=_name(entry)))
         return worst(findings, otherwise=findings[0])
     held = _held(ranks)
     # GPUs compute without the CPUs that a quota takes away, but their ranks do not come in time.
@@ -138,10 +140,6 @@ def _name(entry: Measured) -> str:
 
 def _about(entry: Measured) -> dict[str, Any]:
     return {"culprit": _name(entry), "ranks": [entry["rank"]]}
-
-
-def _nothing(entry: Measured) -> Outcome:
-    return undecided(f"rank {entry['rank']} timed nothing", code="speed.missing", culprit=_name(entry))
 
 
 def _wrong(entry: Measured) -> Outcome:

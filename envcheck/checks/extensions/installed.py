@@ -305,11 +305,7 @@ def _torch_libraries(torch: Path) -> list[Path]:
         machine = platform.machine()
         places = [Path(sys.prefix, "lib"), *(Path(place.format(machine=machine)) for place in _DEFAULT)]
         own += [path for place in places for name in ("libtorch*.so*", "libc10*.so*") for path in place.glob(name)]
-    return sorted(own, key=_size, reverse=True)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+    return sorted(own, key=lambda path: path.stat().st_size if path.exists() else 0, reverse=True)
 
 
 def _defined(path: Path, symbols: set[str]) -> set[str]:

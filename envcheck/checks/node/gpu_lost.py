@@ -9,6 +9,7 @@ from envcheck import checks
 from envcheck.checks import PASS, SKIP, Outcome, View, failed, matrix_facts, passed, skipped, undecided, warned, worst
 from envcheck.checks.gpu_readings import about, label, lost, place, slot
 from envcheck.counting import counted
+from envcheck.node.snapshot import Gpu
 
 CHECK = checks.Check("every NVIDIA GPU on the PCI bus answers the driver", "quick", 0.01)
 
@@ -24,10 +25,14 @@ def judge(view: View) -> Outcome:
 
 def _lost(view: View) -> list[Outcome]:
     counts: dict[str, Any] = {"value": len(view.snapshot.gpus), "unit": "GPUs"}
+    bus = [gpu["bus_id"] for gpu in view.snapshot.signal("pci.gpus").value or [] if gpu["driver"] != "vfio-pci"]
+    _, missing, unplaced = _placed(view, bus)
+    # One that answers nothing gives no address: it is at one of those that no other GPU is at.
+    at = f"; it is at {' or '.join(missing)}" if missing and len(missing) == len(unplaced) else ""
     findings = []
     for gpu, final in ((gpu, lost(gpu)) for gpu in view.snapshot.gpus):
         if final is not None:
-            text = f"{label(gpu)} is in NVML's list and does not answer: {final.reason}"
+            text = f"{label(gpu)} is in NVML's list and does not answer: {final.reason}{at if gpu in unplaced else ''}"
             code = "gpu-lost.reset-required" if final.why == "reset-required" else "gpu-lost.lost"
             findings.append(failed(text, fix=_FIX, code=code, **counts, **about(gpu)))
     return findings
@@ -57,10 +62,7 @@ def _none(view: View) -> Outcome:
 
 
 def _compared(view: View, on_bus: list[str]) -> Outcome:
-    answering = {slot(gpu.signal("bus_id").value) for gpu in view.snapshot.gpus}
-    missing = [bus_id for bus_id in on_bus if slot(bus_id) not in answering]
-    # A GPU that answers nothing does not give its address either: the missing one is its own.
-    unplaced = [gpu for gpu in view.snapshot.gpus if ":" not in str(gpu.signal("bus_id").value)]
+    answering, missing, unplaced = _placed(view, on_bus)
     missing = missing if len(missing) > len(unplaced) else []
     bound: dict[str, Any] = {"value": len(answering), "limit": checks.Limit(len(on_bus), "GPUs", _SOURCE)}
     if missing and view.snapshot.signal("container.runtime").value not in (None, "none"):
@@ -73,6 +75,13 @@ def _compared(view: View, on_bus: list[str]) -> Outcome:
         for bus_id in missing
     ]
     return worst(findings, passed(counted(len(answering), "GPU"), **bound))
+
+
+def _placed(view: View, on_bus: list[str]) -> tuple[set[str], list[str], list[Gpu]]:
+    """Return the slots that NVML's GPUs say they are in, the addresses that none says, and the GPUs that say none."""
+    answering = {slot(gpu.signal("bus_id").value) for gpu in view.snapshot.gpus}
+    unplaced = [gpu for gpu in view.snapshot.gpus if ":" not in str(gpu.signal("bus_id").value)]
+    return answering, [bus_id for bus_id in on_bus if slot(bus_id) not in answering], unplaced
 
 
 def _silent(view: View, devices: list[dict[str, Any]]) -> Outcome:

@@ -158,9 +158,14 @@ def _one(view: View, entry: Measured, name: str, check: str, unit: str, fix: str
 
 
 def _row(view: View, entry: Measured, check: str) -> Measured | None:
-    """Return the limits for this GPU model, else for its PCIe link; what a hypervisor shows of a link is no ceiling."""
+    """Return the limits for this GPU model, else for its PCIe link; what a hypervisor shows of a link is no ceiling.
+
+    In confidential computing copies to and from the host are encrypted, through bounce buffers: no floor holds there.
+    """
     from envcheck.checks import limits
 
+    if view.snapshot.signal("gpu.confidential").value and check in ("host-to-gpu", "gpu-to-host"):
+        return None
     row = limits.find(check, gpu=entry.get("name"))
     models = [gpu for gpu in view.snapshot.gpus if gpu.signal("name").value == entry.get("name")]
     # Torch before 2.4 tells no UUID; then another GPU of the model stands for this one.

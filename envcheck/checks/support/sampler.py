@@ -16,9 +16,10 @@ from envcheck.checks import Measured
 from envcheck.node.snapshot import clock_words
 
 LIBRARY = "libnvidia-ml.so.1"
-_NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND, _NO_FUNCTION = 3, 4, 6, 13
-# A slice's container may not ask the whole GPU everything, which is no fault of the GPU.
-_SILENT = (_NOT_SUPPORTED, _NO_PERMISSION, _NO_FUNCTION)
+_NOT_FOUND, _NO_FUNCTION = 6, 13
+# One reading is missing, which is no fault of the GPU: INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION (a slice's
+# container may not ask the whole GPU everything), FUNCTION_NOT_FOUND, NO_DATA, DEPRECATED, UNKNOWN.
+_SILENT = (2, 3, 4, _NO_FUNCTION, 21, 26, 999)
 _CLOCK_SM, _GPU_SENSOR = 1, 0
 
 

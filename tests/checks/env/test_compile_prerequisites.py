@@ -1,15 +1,18 @@
 """Each thing that torch.compile needs is found where it is looked for, and missed where it is not there."""
 
 import ctypes.util
+import getpass
 import importlib.util
+import os
 import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from envcheck.checks import Rank
+from envcheck.checks import WARN, Rank
 from envcheck.checks.env import compile_prerequisites, compiled
+from tests import builders
 from tests.tables import each
 
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")
@@ -68,6 +71,32 @@ def test_each_is_missed_by_itself(
         assert missing() == name
     if gone:
         (machine / "gone").rename(machine / gone)
+
+
+def test_places_for_code_that_take_none_and_a_user_without_a_name_are_named(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unfit() -> list[str]:
+        return list(compile_prerequisites.measure(RANK)["unfit"])
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(machine / "made/later"))
+    assert unfit() == []
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/proc/self")
+    [said] = unfit()
+    assert said.startswith("/proc/self: ")
+    outcome = compile_prerequisites.judge(builders.gpu_view("t4"), [compile_prerequisites.measure(RANK)])
+    assert (outcome.status, outcome.code) == (WARN, "compile-prerequisites.cache")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(machine))
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    assert [said.rpartition(": ")[2] for said in unfit()] == ["mounted noexec"] * 2
+    monkeypatch.undo()
+
+    def nameless() -> str:
+        raise KeyError("uid not found")  # noqa: EM101, TRY003 (pwd's own words)
+
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    assert "has no name" in unfit()[-1]
 
 
 @each("kind, variable, gone", [("cpu", "CXX", "g++"), ("cuda", "CC", "gcc")])

@@ -53,6 +53,8 @@ def test_an_honest_disk_is_read_past_the_cache(outcomes: dict[str, Any]) -> None
     [
         ({"seconds": 1.0}, PASS, "1.00 GB/s from the directory it was started in (ext4; 954 MiB, O_DIRECT)"),
         ({"seconds": 1.001}, WARN, "1.00 GB/s"),
+        ({"seconds": 0.5, "writing": 59.0}, PASS, "2.00 GB/s"),
+        ({"seconds": 0.5, "writing": 61.0}, WARN, "8 MiB take 0.5 s until they are written for good"),
         ({"seconds": 0.5, "direct": False}, PASS, "page cache dropped"),
         ({"seconds": 0.5, "kind": "overlay", "here": False}, PASS, "the temporary directory (overlay, the container's"),
         ({"seconds": 1 / 126.1}, ERROR, "came out of memory"),

@@ -24,11 +24,14 @@ ANSWERS = {
     "nvmlDeviceGetCurrPcieLinkWidth": 16,
 }
 TEXTS = {
+    2: b"Invalid Argument",
     3: b"Not Supported",
     4: b"Insufficient Permissions",
     6: b"Not Found",
     13: b"Function Not Found",
     15: b"GPU is lost",
+    21: b"No data",
+    26: b"Deprecated",
 }
 
 
@@ -86,7 +89,7 @@ def test_an_older_driver_is_asked_by_the_older_name() -> None:
     assert hardware_sampler.Meter(old, (UUID,)).read()["reasons"] == ["hardware slowdown", "hardware thermal slowdown"]
 
 
-@each("status, why", [(3, "Not Supported"), (4, "Insufficient Permissions"), (13, "Function Not Found")])
+@each("status, why", [*((number, TEXTS[number].decode()) for number in (2, 3, 4, 13, 21, 26)), (999, "error 999")])
 def test_what_is_not_offered_is_told_and_nothing_else_is_lost(status: int, why: str) -> None:
     gpu = hardware_sampler.Meter(library(nvmlDeviceGetPowerUsage=answering(0, status)), (UUID,))
     assert "power" not in gpu.read()
@@ -119,10 +122,21 @@ def test_names_and_codes_are_those_of_nvidia() -> None:
     pynvml = importlib.import_module("pynvml")
     for name in ANSWERS:
         assert hasattr(pynvml, name), name
-    names = ("NOT_SUPPORTED", "NO_PERMISSION", "NOT_FOUND", "FUNCTION_NOT_FOUND")
+    silent = (
+        "INVALID_ARGUMENT",
+        "NOT_SUPPORTED",
+        "NO_PERMISSION",
+        "FUNCTION_NOT_FOUND",
+        "NO_DATA",
+        "DEPRECATED",
+        "UNKNOWN",
+    )
     ours = vars(hardware_sampler)
-    codes = tuple(ours[name] for name in ("_NOT_SUPPORTED", "_NO_PERMISSION", "_NOT_FOUND", "_NO_FUNCTION"))
-    assert codes == tuple(getattr(pynvml, f"NVML_ERROR_{name}") for name in names)
+    assert ours["_SILENT"] == tuple(getattr(pynvml, f"NVML_ERROR_{name}") for name in silent)
+    assert (ours["_NOT_FOUND"], ours["_NO_FUNCTION"]) == (
+        pynvml.NVML_ERROR_NOT_FOUND,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    )
     assert (ours["_CLOCK_SM"], ours["_GPU_SENSOR"]) == (pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU)
 
 

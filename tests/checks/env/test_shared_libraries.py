@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,6 +110,52 @@ def test_what_torch_dies_of_is_named(cpu: View, trials: dict[str, Any], status: 
     outcome = shared_libraries.judge(dataclasses.replace(cpu, environment=facts), [{"rank": 0}])
     assert (outcome.status, outcome.code) == (status, code)
     assert words in outcome.summary
+
+
+@each(
+    "said, fix",
+    [
+        (
+            "/lib/libstdc++.so.6: version `GLIBCXX_3.4.30' not found (required by libtorch)",
+            "/lib/libstdc++.so.6 is too",
+        ),
+        (
+            "/lib64/libm.so.6: version `GLIBC_2.29' not found (required by libtorch_cpu.so)",
+            "use a base with that glibc",
+        ),
+        ("libtorch_cpu.so: undefined symbol: iJIT_NotifyEvent", "conda install 'mkl<2024.1'"),
+        ("libtorch_cpu.so: cannot enable executable stack as shared object requires", "GLIBC_TUNABLES"),
+        ("/usr/lib/libgomp.so.1: cannot allocate memory in static TLS block", "set LD_PRELOAD=/usr/lib/libgomp.so.1"),
+        ("ModuleNotFoundError: No module named 'typing_extensions'", "install typing_extensions"),
+        ("ImportError: libcusparseLt.so.0: cannot open shared object file: No such", "brings libcusparseLt.so.0"),
+        ("the worker died of SIGILL while importing torch", "pass the host's CPU through"),
+        ("ModuleNotFoundError: No module named 'torch._C'", "install that package again"),
+    ],
+)
+def test_what_an_import_says_has_its_own_remedy(cpu: View, said: str, fix: str) -> None:
+    facts = {"error": said, "import_trials": {"unlike": []}, "device_count": 0}
+    outcome = shared_libraries.judge(dataclasses.replace(cpu, environment=facts), [{"rank": 0}])
+    assert outcome.status == ERROR
+    assert fix in outcome.remedy
+
+
+@pytest.mark.parametrize("error", [ImportError("numpy.core.multiarray failed to import\nmore"), RuntimeError("no")])
+def test_a_numpy_that_torch_cannot_read_is_named(cpu: View, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    numpy = ModuleType("numpy")
+    numpy.__spec__ = ModuleSpec("numpy", None)
+    vars(numpy)["arange"] = range
+    monkeypatch.setitem(sys.modules, "numpy", numpy)
+
+    def refuse(_array: object) -> None:
+        raise error
+
+    why = shared_libraries._numpy(SimpleNamespace(from_numpy=refuse))  # noqa: SLF001 (what a torch of another ABI does)
+    assert why == f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    outcome = shared_libraries.judge(
+        dataclasses.replace(cpu, environment={"torch": "2.2.0"}), [{**LOADED, "numpy": why}]
+    )
+    assert (outcome.status, outcome.code, outcome.culprit) == (FAIL, "libraries.numpy", "numpy")
+    assert "numpy<2" in outcome.remedy
 
 
 @each(
