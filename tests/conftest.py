@@ -1,5 +1,6 @@
 """What every part of the tests may use, and: where everything is required, a skip is a failure."""
 
+import atexit
 import collections
 import fcntl
 import os
@@ -7,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +30,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 # What a check draws from its seed is the same in every run of the tests. Another seed is tried by setting the variable.
 os.environ.setdefault(exact_data.SEED, "7")
+
+# Tests install from addresses of their own: each copy of torch would stay in a person's cache of uv, unused.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["UV_CACHE_DIR"] = tempfile.mkdtemp(prefix="envcheck-tests-uv-")
+    atexit.register(shutil.rmtree, os.environ["UV_CACHE_DIR"], ignore_errors=True)
 
 # Whoever runs the tests in the background, or under nohup, ignores these, and what they start would inherit it.
 for number in (signal.SIGINT, signal.SIGHUP):
