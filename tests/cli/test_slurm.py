@@ -1,5 +1,6 @@
-"""Four nodes of a real Slurm on this machine: reports of a run on each, and the rendered prolog and sweep.
+"""Four nodes of a real Slurm on this machine: reports of a run on each, the rendered files, groups and pairs.
 
+Each node has a network namespace with its own name and address, its own /dev/shm, and a control group for CPU quotas.
 Nothing of the host's is used: keys, sockets, ports, logs and state are the test's own.
 """
 
@@ -14,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from msgspec import structs
@@ -28,7 +29,8 @@ from envcheck.fleet.launch_files import LaunchValues, launch_files
 pytestmark = [pytest.mark.tools, pytest.mark.timeout(300)]
 
 NODES = [f"n{number}" for number in range(1, 5)]
-PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo", "ip", "unshare", "nsenter", "tc")
+CPU = Path("/sys/fs/cgroup/cpu")  # of version 1
 PATIENCE = 60.0
 CONFIGURATION = (Path(__file__).parents[1] / "data/slurm.conf").read_text()
 RECORDER = """\
@@ -36,7 +38,42 @@ RECORDER = """\
 echo "$SLURMD_NODENAME $*" >> {at}/calls
 case "$*" in *"--max-age 1s "*) [ ! -e "{at}/fails-on-$SLURMD_NODENAME" ] || exit 1 ;; esac
 """
-NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 State=UNKNOWN\n"
+NODE = "NodeName={name} NodeHostname={name} NodeAddr={address} Port={port} CPUs=2 State=UNKNOWN\n"
+# A node's slurmd: its own host name, hosts, memory for ranks and control group; all of it ends with the process.
+SLURMD = """\
+hostname {name}
+mount --bind {at}/hosts /etc/hosts
+mount -t tmpfs -o size=256m tmpfs /dev/shm
+ip link set lo up
+[ ! -d {group} ] || echo $$ > {group}/tasks
+exec slurmd -D -N {name}
+"""
+
+
+# A bridge, and behind it a network namespace for each node with eth0; the host has number 254.
+BRIDGE, NET = f"ec{os.getpid() % 10**7}", f"10.{64 + os.getpid() % 61}.{os.getpid() % 251}"
+NETWORKS = """\
+ip link add $B type bridge && ip addr add $NET.254/24 dev $B && ip link set $B up
+for i in 1 2 3 4; do
+  ip netns add $B-n$i && ip link add ${B}n$i type veth peer name eth0 netns $B-n$i && ip link set ${B}n$i master $B up
+  ip -n $B-n$i addr add $NET.$i/24 dev eth0 && ip -n $B-n$i link set eth0 up
+  mkdir $CPU/$B-n$i || true
+done
+"""
+REMOVED = "for i in 1 2 3 4; do ip netns del $B-n$i; rmdir $CPU/$B-n$i; done; ip link del $B"
+# The network and not the CPUs that all share decides a speed; n2 has a fifth of it.
+SLOW_PORT = """\
+for i in 1 2 3 4; do
+  [ $i = 2 ] && rate=120mbit || rate=600mbit
+  ip netns exec $B-n$i tc qdisc add dev eth0 root tbf rate $rate burst 256kb latency 200ms
+done
+"""
+SOUND_PORTS = "for i in 1 2 3 4; do ip netns exec $B-n$i tc qdisc del dev eth0 root; done"
+
+
+def shell(script: str, *, check: bool = True) -> None:
+    environment = {**os.environ, "B": BRIDGE, "NET": NET, "CPU": str(CPU)}
+    subprocess.run(["sh", "-euc" if check else "-c", script], env=environment, capture_output=not check, check=check)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +86,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     (at / "munge.key").write_bytes(os.urandom(128))
     (at / "munge.key").chmod(0o400)
     host, ports = socket.gethostname().partition(".")[0], free_ports(1 + len(NODES))
-    text = CONFIGURATION.format(host=host, ports=ports, at=at)
-    nodes = (NODE.format(name=name, host=host, port=port) for name, port in zip(NODES, ports[1:], strict=True))
+    text = CONFIGURATION.format(host=host, ports=ports, at=at, address=f"{NET}.254")
+    nodes = [NODE.format(name=name, address=f"{NET}.{name[1:]}", port=ports[int(name[1:])]) for name in NODES]
+    known = [f"{NET}.{name[1:]} {name}\n" for name in NODES]
+    (at / "hosts").write_text("".join(["127.0.0.1 localhost\n", f"{NET}.254 {host}\n", *known]))
     render(at, "slurm.conf.part", "prolog.sh")
     text = text.replace("PartitionName", "".join(nodes) + "PartitionName")
     (at / "slurm.conf").write_text(text + (at / "slurm.conf.part").read_text())
@@ -64,10 +103,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     files = {"key-file": "key", "socket": "sock", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
     options = [f"--{option}={at / f'munge.{end}'}" for option, end in files.items()]
     with contextlib.ExitStack() as running:
+        running.callback(shell, REMOVED, check=False)
+        shell(NETWORKS)
         running.enter_context(started(["munged", "--foreground", "--force", *options], environment, at))
         until((at / "munge.sock").exists, at)
-        for command in (["slurmctld", "-D"], *(["slurmd", "-D", "-N", name] for name in NODES)):
-            running.enter_context(started(command, environment, at))
+        running.enter_context(started(["slurmctld", "-D"], environment, at))
+        for name in NODES:
+            inside = ["nsenter", f"--net=/run/netns/{BRIDGE}-{name}", "sh", "-euc"]
+            script = SLURMD.format(name=name, at=at, group=CPU / f"{BRIDGE}-{name}")
+            slurmd = ["unshare", "--mount", "--uts", "--propagation", "private", *inside, script]
+            running.enter_context(started(slurmd, environment, at, f"slurmd-{name}"))
         until(lambda: idle(environment) == len(NODES), at)
         yield environment
 
@@ -129,8 +174,8 @@ def node(environment: dict[str, str], name: str) -> str:
 
 
 @contextlib.contextmanager
-def started(command: list[str], environment: dict[str, str], at: Path) -> Iterator[None]:
-    with (at / f"{command[0]}{command[-1]}.out".replace("/", "_")[-80:]).open("wb") as out:
+def started(command: list[str], environment: dict[str, str], at: Path, name: str = "") -> Iterator[None]:
+    with (at / f"{name or command[0]}.out").open("wb") as out:
         process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
     try:
         yield
@@ -235,8 +280,7 @@ SABOTAGE = Path(__file__).parents[1] / "fleet/group/sabotage"
 def test_the_rendered_group_of_sound_nodes_passes(cluster: dict[str, str], tmp_path: Path, torch_python: Path) -> None:
     resume(cluster, tmp_path)
     render(tmp_path, "group.sbatch", python=str(torch_python))
-    # Nothing resolves the nodes' names here, and one check is enough to see them meet.
-    chosen = {"MASTER_ADDR": "127.0.0.1", "ENVCHECK_FLEET_GROUP_ONLY": "node-links"}
+    chosen = {"ENVCHECK_FLEET_GROUP_ONLY": "node-links"}  # one check is enough to see them meet
     job = ["sbatch", "--wait", "-o", str(tmp_path / "out"), str(tmp_path / "group.sbatch")]
     sent = slurm({**cluster, **chosen}, *job, timeout=250)
     output = (tmp_path / "out").read_text()
@@ -249,6 +293,82 @@ def test_the_rendered_group_of_sound_nodes_passes(cluster: dict[str, str], tmp_p
     assert "4 nodes came" in outcomes["group-formed"]["summary"]
 
 
+def sabotaged(at: Path, torch_python: Path, only: str = "") -> Path:
+    """Return a Python in which each node but the first does something wrong, or that one only."""
+    (at / "python").write_text(
+        f'#!/bin/sh\n[ "$SLURMD_NODENAME" != "{only or "$SLURMD_NODENAME"}" ] || export PYTHONPATH="{SABOTAGE}"\n'
+        f'exec "{torch_python}" "$@"\n'
+    )
+    (at / "python").chmod(0o755)
+    return at / "python"
+
+
+def pairs(cluster: dict[str, str], at: Path, nodes: str, python: Path, *checks: str, timeout: str = "60s") -> Any:
+    """Return the verdict of `fleet pairs`, whose roll-call and groups have these checks alone."""
+    only = {"ENVCHECK_RUN_ONLY": "open-files", "ENVCHECK_FLEET_GROUP_ONLY": " ".join(checks)}
+    # What starts on a node is `envcheck` on PATH.
+    path = {"PATH": f"{Path(sys.executable).parent}:{cluster['PATH']}"}
+    given = [
+        "--nodes",
+        nodes,
+        "--python",
+        str(python),
+        "--timeout",
+        timeout,
+        "--state",
+        str(at / "state.json"),
+        "--json",
+    ]
+    command = [sys.executable, "-m", "envcheck", "fleet", "pairs", *given]
+    done = slurm(
+        {**cluster, **only, **path, "PYTHONPATH": str(Path(envcheck.__file__).parents[1])}, *command, timeout=280
+    )
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)["verdict"]
+
+
+@pytest.mark.torch
+def test_pairs_names_the_node_whose_port_is_slow(cluster: dict[str, str], tmp_path: Path, torch_python: Path) -> None:
+    resume(cluster, tmp_path)
+    shell(SLOW_PORT)
+    try:
+        verdict = pairs(cluster, tmp_path, "n[1-3]", torch_python, "all-reduce-bandwidth")
+    finally:
+        shell(SOUND_PORTS)
+    [blame] = verdict["blame"]
+    assert (blame["kind"], blame["who"], verdict["good"]) == ("node", "n2", "n[1,3]"), verdict
+    assert "of what other groups reach" in blame["reason"]
+
+
+@pytest.mark.torch
+def test_pairs_names_the_node_that_sends_wrong_data(
+    cluster: dict[str, str], tmp_path: Path, torch_python: Path
+) -> None:
+    resume(cluster, tmp_path)
+    verdict = pairs(cluster, tmp_path, "n[1-3]", sabotaged(tmp_path, torch_python, "n3"), "node-links")
+    [blame] = verdict["blame"]
+    assert (blame["kind"], blame["who"], verdict["good"]) == ("node", "n3", "n[1-2]"), verdict
+    assert "messages arrived wrong" in blame["reason"]
+
+
+@pytest.mark.torch
+def test_pairs_names_the_node_whose_rank_dies_and_the_one_that_is_down(
+    cluster: dict[str, str], tmp_path: Path, torch_python: Path
+) -> None:
+    resume(cluster, tmp_path)
+    slurm(cluster, "scontrol", "update", "nodename=n3", "state=down", "reason=a fan")
+    try:
+        python = sabotaged(tmp_path, torch_python, "n4")
+        verdict = pairs(cluster, tmp_path, "n[1-4]", python, "collectives", timeout="25s")
+    finally:
+        slurm(cluster, "scontrol", "update", "nodename=n3", "state=resume")
+    assert (verdict["exit_code"], verdict["blame"], verdict["good"]) == (3, [], "n[1-2]"), verdict
+    why = {row["nodes"][0]: row["reason"] for row in verdict["undetermined"]}
+    assert set(why) == {"n3", "n4"}
+    assert "no report of n3" in why["n3"]
+    assert "collectives" in why["n4"]
+
+
 @pytest.mark.torch
 def test_each_culprit_is_named_a_slow_rank_one_that_sends_wrong_data_and_one_that_dies(
     cluster: dict[str, str], tmp_path: Path, torch_python: Path
@@ -256,10 +376,8 @@ def test_each_culprit_is_named_a_slow_rank_one_that_sends_wrong_data_and_one_tha
     resume(cluster, tmp_path)
     only = [word for check in ("straggler", "node-links", "collectives") for word in ("--only", check)]
     step = ["srun", "-N4", "--ntasks-per-node=1", "--wait=0", sys.executable, "-m", "envcheck", "fleet", "group"]
-    environment = {**cluster, "MASTER_ADDR": "127.0.0.1", "PYTHONPATH": str(Path(envcheck.__file__).parents[1])}
-    python = tmp_path / "python"  # in which each node but the first does something wrong
-    python.write_text(f'#!/bin/sh\nexport PYTHONPATH="{SABOTAGE}"\nexec "{torch_python}" "$@"\n')
-    python.chmod(0o755)
+    environment = {**cluster, "PYTHONPATH": str(Path(envcheck.__file__).parents[1])}
+    python = sabotaged(tmp_path, torch_python)
     done = slurm(environment, *step, "--python", str(python), *only, "-o", f"{tmp_path}/reports/", timeout=280)
     assert done.returncode == 1, done.stdout + done.stderr
     found = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "reports").glob("*.json")}
@@ -271,3 +389,35 @@ def test_each_culprit_is_named_a_slow_rank_one_that_sends_wrong_data_and_one_tha
     assert "SIGKILL" in whole["collectives"]["summary"]
     statuses = {name: found[name]["verdict"]["status"] for name in NODES}
     assert statuses == {"n1": "error", "n2": "error", "n3": "fail", "n4": "error"}
+    said = slurm(cluster, sys.executable, "-m", "envcheck", "fleet", "report", f"{tmp_path}/reports", "--json").stdout
+    fleet = json.loads(said)
+    assert (fleet["verdict"]["good"], fleet["nodes"]["fail"]) == ("n[1-2]", ["n3"]), said
+    assert "SIGKILL" in fleet["reasons"]["n4"]
+
+
+@pytest.mark.torch
+def test_a_cpu_quota_of_one_node_is_no_fault_of_it(cluster: dict[str, str], tmp_path: Path, torch_python: Path) -> None:
+    resume(cluster, tmp_path)
+    only = [word for check in ("straggler", "node-links") for word in ("--only", check)]
+    step = ["srun", "-N2", "-w", "n[1-2]", "--ntasks-per-node=1", sys.executable, "-m", "envcheck", "fleet", "group"]
+    environment = {**cluster, "PYTHONPATH": str(Path(envcheck.__file__).parents[1])}
+    limit = CPU / f"{BRIDGE}-n2/cpu.cfs_quota_us"
+    if not limit.exists():
+        pytest.skip("no control group of version 1 for CPU time")
+    limit.write_text("20000")
+    try:
+        options = ["--python", str(torch_python), *only, "-o", f"{tmp_path}/reports/"]
+        done = slurm(environment, *step, *options, timeout=280)
+    finally:
+        limit.write_text("-1")
+    whole = json.loads((tmp_path / "reports/group.json").read_text())["outcomes"]
+    by_id = {outcome["id"]: outcome for outcome in whole}
+    assert "CPU quota" in by_id["straggler"]["summary"], done.stdout + done.stderr
+    assert (by_id["node-links"]["status"], by_id["straggler"]["status"]) == ("pass", "warn")
+
+
+def test_each_node_has_a_name_an_address_and_memory_of_its_own(cluster: dict[str, str]) -> None:
+    words = "echo $(hostname) $(ip -4 -o addr show eth0 | awk '{print $4}') $(df --output=size -m /dev/shm | tail -1)"
+    told = slurm(cluster, "srun", "-N4", "-l", "sh", "-c", words).stdout.splitlines()
+    expected = [f"{number}: {name} {NET}.{number + 1}/24 256" for number, name in enumerate(NODES)]
+    assert sorted(told) == expected
