@@ -174,7 +174,7 @@ def test_the_slow_one_of_two_gpus_is_named(torch_python: Path, tmp_path: Path) -
 def test_one_gpu_without_bfloat16_and_fp8_is_judged_by_what_it_has(torch_python: Path, tmp_path: Path) -> None:
     passing = ("gemm-throughput", "amp")
     only = [option for check in (*passing, "fp8-training", "all-reduce") for option in ("--only", check)]
-    actual = run(torch_python, tmp_path / "report.json", 1, *only, cc="7.0", name="Tesla V100-SXM2-16GB", cuda="12.6")
+    actual = run(torch_python, tmp_path / "report.json", 1, *only, cc="7.0", name="Tesla V100-FHHL-16GB", cuda="12.6")
     assert {check: actual[check]["status"] for check in passing} == dict.fromkeys(passing, "pass")
     assert [actual[check]["status"] for check in ("fp8-training", "all-reduce")] == ["skip", "skip"]
     assert set(actual["gemm-throughput"]["ranks"][0]["values"]) == {"float32", "float16"}

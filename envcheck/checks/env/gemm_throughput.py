@@ -24,7 +24,7 @@ CHECK = Check(
     gpus=1,
     ranks=0,
     performance=True,
-    limits=("gemm-bfloat16", "gemm-float16", "gemm-float8"),
+    limits=("gemm-bfloat16", "gemm-float16", "gemm-tf32", "gemm-float32", "gemm-float8"),
 )
 
 SIZE = 8192

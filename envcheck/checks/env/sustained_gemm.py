@@ -148,7 +148,7 @@ def _lost(view: View, share: float, end: float, entry: Measured) -> process_grou
     rows: list[tuple[Any, str, float, float, checks.Limit]] = [
         (too_slow, of_start, share, round(share, 4), lost),
         (warned, of_start, share, round(share, 4), warm),
-        (too_slow, of_best, end, end, below),
+        (too_slow if row and limits.verified(row) else warned, of_best, end, end, below),
         (too_slow, of_best, end / best, round(end / best, 4), BEST),
         (warned, of_best, end / best, round(end / best, 4), BEST_ADVICE),
     ]

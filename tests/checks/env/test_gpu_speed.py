@@ -19,7 +19,7 @@ Node = Callable[..., View]
 NAN = float("nan")
 MEASURED: dict[Any, Entry] = {
     gemm_throughput: {
-        "values": {"bfloat16": 700.0, "float16": 690.0, "tf32": 380.0, "float32": 50.0, "float8": 1300.0},
+        "values": {"bfloat16": 700.0, "float16": 690.0, "tf32": 400.0, "float32": 50.0, "float8": 1300.0},
         "errors": dict.fromkeys(gemm_throughput.DTYPES, 1e-5),
         "products": {dtype: {"messages": 30, "wrong": 0, "first": None} for dtype in gemm_throughput.DTYPES},
         "unsupported": {},
@@ -59,12 +59,12 @@ def test_a_value_that_is_no_speed_is_an_error(check: Any, h100: View, value: flo
 @each(
     "check, name, fail, warn, ceiling",
     [
-        (gemm_throughput, "bfloat16", 555, 635, 1137.3),
-        (gemm_throughput, "float16", 555, 635, 1137.3),
+        (gemm_throughput, "bfloat16", 555, 600, 1137.3),
+        (gemm_throughput, "float16", 555, 600, 1137.3),
         (gemm_throughput, "float8", 980, 1120, 2275.8),
         (memory_bandwidth, "HBM copy", 2000, 2250, 3350),
         (memory_bandwidth, "host to GPU", 41, 46, 63),
-        (memory_bandwidth, "GPU to host", 41, 46, 63),
+        (memory_bandwidth, "GPU to host", 41, 44, 63),
     ],
 )
 def test_each_limit_holds_on_both_sides(
@@ -103,9 +103,9 @@ def test_a_model_without_limits_is_reported_and_not_judged(check: Any, h100: Vie
     assert "reported, not judged (no limit known for NVIDIA X9000)" in outcome.summary
 
 
-def across(view: View, name: str, rate: float, **link: int) -> str:
+def across(view: View, name: str, rate: float, memory: float = 900.0, **link: int) -> str:
     gpu = view.snapshot.gpus[0]
-    values = {"HBM copy": 900.0, "host to GPU": rate, "GPU to host": rate}
+    values = {"HBM copy": memory, "host to GPU": rate, "GPU to host": rate}
     [entry] = entries(memory_bandwidth, view, name)[:1]
     right = dict.fromkeys(values, True)
     entry |= {"world": 1, "device": gpu.uuid, "values": values, "right": right, "link": link}
@@ -123,7 +123,7 @@ def test_copies_owe_what_the_link_under_load_carries(node: Node, rate: float, la
 def test_what_a_hypervisor_or_a_superchip_shows_of_pcie_is_no_ceiling(node: Node, put: Node, put_gpu: Node) -> None:
     guest = put_gpu(node("rtx4090"), [0], virtualization="passthrough", pcie_gen_max=1)
     assert across(guest, "NVIDIA GeForce RTX 4090", 26.0) == PASS
-    assert across(node("rtx4090"), "NVIDIA GB300", 201.0) == PASS
+    assert across(node("rtx4090"), "NVIDIA GB300", 201.0, memory=6000.0) == PASS
     # What is encrypted on its way through bounce buffers is as slow as it is; the card's own memory is not.
     confidential = put(guest, gpu__confidential=True)
     assert across(guest, "NVIDIA GeForce RTX 4090", 4.0, generation=4, lanes=16) == FAIL
