@@ -68,10 +68,11 @@ def _gpus(bus: Path) -> list[Path]:
 
 
 def _gpu(device: Path) -> dict[str, Any]:
-    """Return a GPU on the bus: bus_id, driver, numa_node and, where the kernel counts them, AER errors."""
+    """Return a GPU on the bus: bus_id, device (an id), driver, numa_node and, where the kernel counts, AER errors."""
     driver, numa = device / "driver", word(device / "numa_node")
     return {
         "bus_id": device.name.lower(),
+        "device": word(device / "device"),
         "driver": driver.resolve().name if driver.exists() else None,
         "numa_node": int(numa) if numa and numa.lstrip("-").isdecimal() else None,
         "aer": {kind: aer_total(word(device / f"aer_dev_{kind}") or "") for kind in _AER},
@@ -89,15 +90,20 @@ def _bridges(bus: Path) -> list[dict[str, Any]]:
 
     Raises PermissionError where more than 64 bytes of configuration space are for root alone.
     """
+    return [
+        {"bus_id": bridge, "gpus": gpus, "enabled": acs(_config(bus / bridge))}
+        for bridge, gpus in sorted(above(bus).items())
+    ]
+
+
+def above(bus: Path) -> dict[str, list[str]]:
+    """Return the GPUs below each bridge, by address."""
     below: dict[str, list[str]] = {}
     for gpu in _gpus(bus):
         for part in gpu.resolve().parts:
             if _ADDRESS.fullmatch(part) and part != gpu.name:
                 below.setdefault(part, []).append(gpu.name)
-    return [
-        {"bus_id": bridge, "gpus": gpus, "enabled": acs(_config(bus / bridge))}
-        for bridge, gpus in sorted(below.items())
-    ]
+    return below
 
 
 def _config(bridge: Path) -> bytes:
@@ -131,7 +137,16 @@ def ports(devices: Path) -> list[dict[str, Any]]:
         return []
     # A virtual function on its own host is somebody's guest's, and down until that guest runs.
     own = [device for device in sorted(devices.iterdir()) if not (device / "device/physfn").exists()]
+    own = [device for device in own if not _manages_switches(device)]
     return [_port(device, port) for device in own for port in sorted(device.glob("ports/*"))]
+
+
+def _manages_switches(device: Path) -> bool:
+    """Return whether this is the bridge of NVLink 5 to its switches, and no network: root may read that off its VPD."""
+    try:
+        return b"SW_MNG" in (device / "device/vpd").read_bytes()
+    except OSError:
+        return False
 
 
 def _port(device: Path, port: Path) -> dict[str, Any]:

@@ -75,9 +75,14 @@ def sources(root: Path, environ: Mapping[str, str]) -> list[ReadTask]:
         *_nvidia(root, environ, "all"),
         *signal_source.each(host.sources(root, environ) | containers.sources(root, environ)),
         *signal_source.each({"env": Source(mapped(string), lambda: _environment(environ), "environment")}),
-        signal_source.together(kernel_log.TYPES, lambda: kernel_log.signals(root)),
+        signal_source.together(kernel_log.TYPES, lambda: _log(root)),
         *signal_source.each(buses.pci_sources(root) | buses.infiniband_sources(root)),
     ]
+
+
+def _log(root: Path) -> dict[str, Signal]:
+    bus = root / "sys/bus/pci/devices"
+    return kernel_log.signals(root, buses.above(bus) if bus.is_dir() else {})
 
 
 def _now() -> str:

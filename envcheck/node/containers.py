@@ -63,11 +63,10 @@ def sources(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
     def engines() -> list[str]:
         return [name for name in _ENGINES if _which(name, root, environ)]
 
-    def runtimes() -> list[str]:
-        """Return docker's; settings that are no JSON object keep it from starting."""
-        return (
-            sorted({**json.loads(docker.read_text(errors="replace"))}.get("runtimes") or {}) if docker.exists() else []
-        )
+    def settings() -> dict[str, Any]:
+        """Return docker's runtimes and the default one; settings that are no JSON object keep it from starting."""
+        said = {**json.loads(docker.read_text(errors="replace"))} if docker.exists() else {}
+        return {"runtimes": sorted(said.get("runtimes") or {}), "default": said.get("default-runtime")}
 
     return {
         "container.runtime": Source(text, lambda: _runtime(root, environ), marks),
@@ -75,7 +74,7 @@ def sources(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
         "toolkit.tools": Source(mapped(text), tools, "PATH"),
         "toolkit.engines": Source(listed(text), engines, "PATH"),
         "toolkit.cdi": Source(_SPECIFICATIONS, lambda: _specifications(root), ", ".join(f"/{one}" for one in _CDI)),
-        "toolkit.docker": Source(_RUNTIMES, lambda: {"runtimes": runtimes()}, docker),
+        "toolkit.docker": Source(_RUNTIMES, settings, docker),
     }
 
 

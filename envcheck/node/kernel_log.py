@@ -5,7 +5,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,21 +68,23 @@ class LogRecord(NamedTuple):
     text: str
 
 
-def failures(records: Iterable[LogRecord], uptime: float) -> list[dict[str, Any]]:
-    """Return the latest failure of each kind and GPU: kind, bus_id ("" where unnamed), age (s), text and count."""
+def failures(records: Iterable[LogRecord], uptime: float, above: Mapping[str, list[str]]) -> list[dict[str, Any]]:
+    """Return the latest failure of each kind and GPU, or bridge above `gpus`; bus_id is "" where unnamed, age in s."""
     latest: dict[tuple[str, str], dict[str, Any]] = {}
-    for record in (record for record in records if "NVRM:" in record.text or "nvidia" in record.text):
+    for record in records:
+        bus = _FAILED_BUS.search(record.text)
+        place = bus["bus"].lower() if bus else ""
+        if not ("NVRM" in record.text or "nvidia" in record.text or place in above):
+            continue
         kind = next((kind for kind, pattern in _KINDS.items() if pattern.search(record.text)), None)
         if kind is not None:
-            bus = _FAILED_BUS.search(record.text)
-            key = (kind, bus["bus"].lower() if bus else "")
-            count = latest.get(key, {"count": 0})["count"] + 1
+            count = latest.get((kind, place), {"count": 0})["count"] + 1
             told = {"age": _age(record, uptime), "text": record.text[:_TEXT], "count": count}
-            latest[key] = {"kind": kind, "bus_id": key[1], **told}
+            latest[kind, place] = {"kind": kind, "bus_id": place, **told, "gpus": above.get(place, [])}
     return list(latest.values())
 
 
-def signals(root: Path) -> dict[str, Signal]:
+def signals(root: Path, above: Mapping[str, list[str]]) -> dict[str, Signal]:
     """Read the log once; who may not (a container without /dev/kmsg, no CAP_SYSLOG) has that as the reason."""
     path = root / "dev/kmsg"
     try:
@@ -98,7 +100,7 @@ def signals(root: Path) -> dict[str, Signal]:
         "kernel.xids": events(records, uptime, "NVRM"),
         "kernel.sxids": events(records, uptime, "SXid"),
         "kernel.suppressed": suppressed(records, uptime),
-        "kernel.driver_failures": failures(records, uptime),
+        "kernel.driver_failures": failures(records, uptime, above),
         "kernel.log_hours": round(_age(records[0], uptime) / 3600, 2),
     }
     units = {"kernel.log_hours": "h"}

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from envcheck.cli import main
+from envcheck.node import kernel_log
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
 from envcheck.reports.model import RunReport, write
 from envcheck.runner.planning import discover, plan
@@ -80,9 +81,21 @@ def recorded(row: Row) -> Snapshot:
     slots = [{"bus_id": place, "driver": "nvidia", "numa_node": 0, "aer": {}} for place in places]
     names = ("driver.version", "driver.kernel", "driver.library", "driver.libcuda")
     node = {**dict.fromkeys(names, row["driver"]), "driver.cuda": row["cuda"]} if "driver" in row else {}
-    node |= {"gpu.count": row["count"], "pci.gpus": slots, **row.get("node", {})}
+    node |= {"gpu.count": row["count"], "pci.gpus": slots, **logged(row), **row.get("node", {})}
     origin = Signal("transcribed", source=f"{row['source']} {row.get('date', '')}".strip())
     return dataclasses.replace(base, signals={**base.signals, **_signals(node), "origin": origin}, gpus=gpus)
+
+
+def logged(row: Row) -> dict[str, Any]:
+    """Return what is read of the lines of the kernel's log that a source shows."""
+    if "log" not in row:
+        return {}
+    records, uptime = [kernel_log.LogRecord(float(at), line) for at, line in enumerate(row["log"])], 1e3
+    events = {
+        f"kernel.{name}": kernel_log.events(records, uptime, word)
+        for name, word in (("xids", "NVRM"), ("sxids", "SXid"))
+    }
+    return {**events, "kernel.driver_failures": kernel_log.failures(records, uptime, row.get("above", {}))}
 
 
 def kind(row: Row) -> str:

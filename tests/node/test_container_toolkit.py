@@ -71,9 +71,9 @@ def test_specifications_say_of_which_driver_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ('{"runtimes": {"nvidia": {}}, "default-runtime": "nvidia"}', {"runtimes": ["nvidia"]}),
-        ("{}", {"runtimes": []}),
-        (None, {"runtimes": []}),
+        ('{"runtimes": {"nvidia": {}}, "default-runtime": "nvidia"}', {"runtimes": ["nvidia"], "default": "nvidia"}),
+        ("{}", {"runtimes": [], "default": None}),
+        (None, {"runtimes": [], "default": None}),
         ("{,}", None),
         ("[]", None),
     ],

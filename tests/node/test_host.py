@@ -33,6 +33,7 @@ def device(root: Path, bus: str, vendor: str, kind: str, driver: str | None) -> 
 def test_gpus_on_the_bus_are_nvidias_display_controllers_alone(tmp_path: Path) -> None:
     gpu = device(tmp_path, "0000:1B:00.0", "0x10de", "0x030200", "nvidia")
     (gpu / "aer_dev_correctable").write_text("RxErr 3\nTOTAL_ERR_COR 7\n")
+    (gpu / "device").write_text("0x2901\n")
     device(tmp_path, "0000:1c:00.0", "0x10de", "0x030000", None)
     device(tmp_path, "0000:05:00.0", "0x10de", "0x068000", "nvidia-nvswitch")
     device(tmp_path, "0000:02:00.0", "0x1002", "0x030000", "amdgpu")
@@ -42,6 +43,7 @@ def test_gpus_on_the_bus_are_nvidias_display_controllers_alone(tmp_path: Path) -
         ("0000:1c:00.0", None, 1),
     ]
     assert gpus[0]["aer"] == {"fatal": None, "nonfatal": None, "correctable": 7}
+    assert [g["device"] for g in gpus] == ["0x2901", None]
 
 
 def test_only_what_stays_in_the_kernel_is_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,13 @@ def test_a_port_is_read_whole_and_names_no_address(tmp_path: Path) -> None:
     assert "fe80" not in str(signal)
 
 
+def test_the_bridge_to_the_nvswitches_is_no_rail(tmp_path: Path) -> None:
+    for device, vpd in (("mlx5_0", b"\x82\x00CX7 NDR"), ("mlx5_8", b"\x82\x00V3 SW_MNG V4")):
+        (port(tmp_path, device).parents[1] / "device").mkdir()
+        (tmp_path / "sys/class/infiniband" / device / "device/vpd").write_bytes(vpd)
+    assert [p["device"] for p in buses.infiniband_sources(tmp_path)["ib.ports"].signal().value] == ["mlx5_0"]
+
+
 def test_the_ports_of_one_card_are_in_one_slot(tmp_path: Path) -> None:
     for device, place in (("mlx5_0", "0000:5E:00.0"), ("mlx5_1", "0000:5e:00.1"), ("siw0", "virtual")):
         port(tmp_path, device)

@@ -35,7 +35,7 @@ def node(tmp_path: Path) -> Path:
 
 
 def test_xids_have_code_place_age_and_words(node: Path) -> None:
-    xids = kernel_log.signals(node)["kernel.xids"].value
+    xids = kernel_log.signals(node, {})["kernel.xids"].value
     assert [(x["code"], x["bus_id"]) for x in xids] == [
         (79, "0000:05:00"),
         (14, "0000:03:00"),
@@ -51,7 +51,7 @@ def test_a_log_that_dmesg_wrote_there_is_read_too(node: Path) -> None:
         "[    0.000000] Linux version 6.8\n[ 3600.000000] NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus.\n"
     )
     (node / "dev/kmsg").write_text(text)
-    signals = kernel_log.signals(node)
+    signals = kernel_log.signals(node, {})
     assert [(x["code"], x["age"]) for x in signals["kernel.xids"].value] == [(79, 3604.0)]
     assert signals["kernel.log_hours"].value == 2.0
 
@@ -63,7 +63,7 @@ def test_a_log_that_may_not_be_read_is_a_reason_and_never_an_empty_list(
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "open", refuse)
-    signals = kernel_log.signals(node)
+    signals = kernel_log.signals(node, {})
     assert {s.reason for s in signals.values()} == {"/dev/kmsg: Operation not permitted"}
     assert {s.value for s in signals.values()} == {None}
 
@@ -71,7 +71,7 @@ def test_a_log_that_may_not_be_read_is_a_reason_and_never_an_empty_list(
 @pytest.mark.parametrize(("name", "text"), [("dev/kmsg", ""), ("proc/uptime", "soon"), ("proc/uptime", "")])
 def test_an_empty_log_and_an_unknown_uptime_are_reasons(node: Path, name: str, text: str) -> None:
     (node / name).write_text(text)
-    assert kernel_log.signals(node)["kernel.xids"].value is None
+    assert kernel_log.signals(node, {})["kernel.xids"].value is None
 
 
 def test_a_record_that_was_overwritten_meanwhile_is_passed_over(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_a_record_that_was_overwritten_meanwhile_is_passed_over(node: Path, monk
         return answer
 
     monkeypatch.setattr(os, "read", read)
-    assert len(kernel_log.signals(node)["kernel.xids"].value) == 4
+    assert len(kernel_log.signals(node, {})["kernel.xids"].value) == 4
 
 
 @given(st.binary())
@@ -135,7 +135,7 @@ def test_lines_that_were_folded_or_left_out_are_counted(node: Path) -> None:
         "4,5,3602000000,-;nvme: 7 callbacks suppressed\n"
         "4,5,3602000000,-;kauditd_printk_skb: 44 callbacks suppressed\n"
     )
-    signals = kernel_log.signals(node)
+    signals = kernel_log.signals(node, {})
     assert [event["count"] for event in signals["kernel.xids"].value] == [6]
     gaps = {gap["name"]: gap["count"] for gap in signals["kernel.suppressed"].value}
     assert gaps["nv_printf"] == 123
@@ -158,13 +158,13 @@ def test_nothing_is_lost_and_each_kind_is_kept_once(seen: list[tuple[int, int, s
 @each(("line", "kind", "bus"), LINES["failures"])
 def test_failures_of_a_gpu_without_an_xid_are_found(line: str, kind: str, bus: str) -> None:
     records = kernel_log.parse([f"4,2,3600000000,-;{line}\n".encode() * 2])
-    [failure] = kernel_log.failures(records, 7204.0)
+    [failure] = kernel_log.failures(records, 7204.0, {"0000:00:03.0": ["0000:03:00.0"]})
     assert (failure["kind"], failure["bus_id"], failure["count"], failure["age"]) == (kind, bus, 2, 3604.0)
 
 
 @each("line", LINES["no_failures"])
 def test_what_sound_drivers_write_is_no_failure(line: str) -> None:
-    assert kernel_log.failures([kernel_log.LogRecord(1.0, line)], 2.0) == []
+    assert kernel_log.failures([kernel_log.LogRecord(1.0, line)], 2.0, {}) == []
 
 
 SWITCH = "nvidia-nvswitch3: SXid (PCI:0000:08:00.0): "

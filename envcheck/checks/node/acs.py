@@ -43,12 +43,9 @@ def _finding(bridge: dict[str, Any]) -> Outcome:
     address, below = bridge["bus_id"], sorted(bridge["gpus"])
     text = f"ACS on the PCIe bridge {address} redirects what {counted(len(below), 'GPU')} below it send"
     enabled = [word for word in _REDIRECTS if word in bridge["enabled"]]
-    made: dict[str, Any] = {
-        "fix": _FIX.replace("BRIDGE", address),
-        "limit": _LIMIT,
-        "culprit": f"PCIe bridge {address}",
-    }
-    return warned(text, value=1, code="acs.redirects", enabled=enabled, bridges=[address], below=below, **made)
+    about: dict[str, Any] = {"enabled": enabled, "bridges": [address], "below": below}
+    culprit, fix = f"PCIe bridge {address}", _FIX.replace("BRIDGE", address)
+    return warned(text, fix=fix, value=1, limit=_LIMIT, code="acs.redirects", culprit=culprit, **about)
 
 
 def _harmless(view: View) -> str:

@@ -33,14 +33,12 @@ def _nonsense(now: Reading, most: Reading) -> list[Outcome]:
 
 def _lowered(view: View) -> list[Outcome]:
     chosen, usual = read(view, "clock_app"), read(view, "clock_app_default").values
-    return [
-        finding
-        for gpu, mhz in chosen.values.items()
-        if gpu in usual and mhz < usual[gpu]
-        for finding in chosen.blame(
-            {gpu: mhz}, _rule("clocks.lowered", "application clocks set low", usual[gpu], _DEFAULT)
-        )
-    ]
+    findings = []
+    for gpu, mhz in chosen.values.items():
+        if mhz < usual.get(gpu, mhz):
+            rule = _rule("clocks.lowered", "application clocks set low", usual[gpu], _DEFAULT)
+            findings += chosen.blame({gpu: mhz}, rule)
+    return findings
 
 
 def _held(view: View, now: Reading, most: Reading) -> list[Outcome]:

@@ -3,6 +3,7 @@
 `nvidia-ctk cdi generate` writes a CDI specification once, and nobody writes it again.
 """
 
+import re
 from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
@@ -33,6 +34,12 @@ def judge(view: View) -> Outcome:
         fix = f"correct {_DOCKER}, then: nvidia-ctk runtime configure --runtime=docker"
         text = f"docker's settings cannot be read: {docker.reason}"
         findings.append(warned(text, fix=fix, code="container-toolkit.docker", culprit=_DOCKER))
+    chosen = (docker.value or {}).get("default")
+    # containerd's own are named by their shim (io.containerd.runc.v2), or by a path.
+    if chosen not in (None, "runc", *(docker.value or {}).get("runtimes", ())) and not re.search("[./]", str(chosen)):
+        fix = f"nvidia-ctk runtime configure --runtime=docker, or take default-runtime out of {_DOCKER}; restart docker"
+        text = f"docker's default runtime {chosen} is not among its runtimes: it does not start"
+        findings.append(warned(text, fix=fix, code="container-toolkit.default", culprit=_DOCKER))
     if cdi.value is None:
         reason = f"the CDI specifications cannot be read: {cdi.reason}"
         findings.append(undecided(reason, fix="run as root", code="container-toolkit.cdi-unread"))

@@ -8,6 +8,7 @@ from typing import Any
 from envcheck import checks
 from envcheck.checks import PASS, SKIP, Outcome, View, failed, matrix_facts, passed, skipped, undecided, warned, worst
 from envcheck.checks.gpu_readings import about, label, lost, place, slot
+from envcheck.checks.node import kernel_module
 from envcheck.counting import counted
 from envcheck.node.snapshot import Gpu
 
@@ -44,7 +45,11 @@ def _bus(view: View) -> Outcome:
     bus = view.snapshot.signal("pci.gpus")
     if bus.value is None:
         return skipped(f"the PCI bus is hidden here ({bus.reason})", code="gpu-lost.bus-hidden")
-    devices = [gpu for gpu in bus.value if gpu["driver"] != "vfio-pci"]
+    unfit = kernel_module.unfit(view)
+    devices = [gpu for gpu in bus.value if gpu["driver"] != "vfio-pci" and slot(gpu["bus_id"]) not in unfit]
+    if not devices and unfit:
+        text = f"{counted(len(unfit), 'GPU')} on the bus, of another kernel module: see kernel-module"
+        return skipped(text, code="gpu-lost.other-module")
     if not devices:
         return _none(view)
     if view.snapshot.signal("gpu.count").value is None:
@@ -89,12 +94,9 @@ def _silent(view: View, devices: list[dict[str, Any]]) -> Outcome:
     if any(gpu["driver"] == "nvidia" for gpu in devices):
         text = f"{counted(count, 'GPU')} on the bus, and NVML does not answer: {reason}"
         return undecided(text, fix="see driver-nvml", code="gpu-lost.nvml-silent")
-    made: dict[str, Any] = {
-        "fix": "install NVIDIA's driver and blacklist nouveau; inside a container, pass the driver in (--gpus all)",
-        "value": 0,
-        "limit": checks.Limit(count, "GPUs", _SOURCE),
-        "code": "gpu-lost.other-driver",
-    }
+    fix = "install NVIDIA's driver and blacklist nouveau; inside a container, pass the driver in (--gpus all)"
+    bound = checks.Limit(count, "GPUs", _SOURCE)
+    made: dict[str, Any] = {"fix": fix, "value": 0, "limit": bound, "code": "gpu-lost.other-driver"}
     findings = []
     for bus_id, driver in ((gpu["bus_id"], gpu["driver"] or "no driver") for gpu in devices):
         text = f"the NVIDIA GPU at {bus_id} is held by {driver}: torch cannot use it ({reason})"

@@ -113,11 +113,8 @@ def _down(group: list[Port]) -> list[Outcome]:
     if not (len(down) < len(up) or (bought and not _ethernet(group[0]))):
         return []
     verdict, findings = _verdict(group) if len(down) < len(up) else warned, []
-    made: dict[str, Any] = {
-        "value": len(up),
-        "limit": Limit(len(group), "ports", f"{_ACTIVE}; {_LIKE}"),
-        "code": "infiniband.down",
-    }
+    bound = Limit(len(group), "ports", f"{_ACTIVE}; {_LIKE}")
+    made: dict[str, Any] = {"value": len(up), "limit": bound, "code": "infiniband.down"}
     for port in down:
         name, fix = _label(port), _MANAGER if port in waiting and not _ethernet(port) else _CABLE
         text = f"{name}: {port['state']}, {port.get('physical')}; {len(up)} of {len(group)} of its kind up"

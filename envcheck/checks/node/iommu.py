@@ -9,12 +9,8 @@ from envcheck.counting import counted
 
 CHECK = Check("no IOMMU translates between GPUs that reach each other over PCIe", "quick", 0.01, gpus=2)
 
-_LIMIT = Limit(
-    0,
-    "GPUs behind one",
-    "NVIDIA CUDA C++ Programming Guide, IOMMU on Linux: peer-to-peer over PCIe is not supported with it on bare metal",
-    "equal",
-)
+_SOURCE = "NVIDIA CUDA C++ Programming Guide, IOMMU on Linux: no peer-to-peer over PCIe with it on bare metal"
+_LIMIT = Limit(0, "GPUs behind one", _SOURCE, "equal")
 _FIX = "boot with iommu=pt (pass through), or with the IOMMU off in the BIOS"
 
 

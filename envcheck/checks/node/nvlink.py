@@ -20,18 +20,19 @@ _PEERS = "the other GPUs of this node"
 _FIX = "reset all GPUs of the node together; then look at the bridge, the board and the fabric manager's log"
 _BY_DESIGN = "ask whoever set this node up whether that is by design; if not: " + _FIX
 _GUESTS = ("passthrough", "vgpu")
+_LOOSE = "links up: {{gpu}} {{value}}; a bridge carries {}, so one of its contacts is open"
 _HALF = "links up: {gpu} {value}, and no other GPU has the other end of its bridge up"
 
 
 @functools.cache
-def boards() -> tuple[dict[str, Any], ...]:
-    """Return the boards whose links are known."""
-    return tuple(json.loads(_FILE.read_text(encoding="utf-8"))["boards"])
+def boards(kind: str = "boards") -> tuple[dict[str, Any], ...]:
+    """Return the boards whose links are known, or ("bridges") those that a bridge links."""
+    return tuple(json.loads(_FILE.read_text(encoding="utf-8"))[kind])
 
 
-def board(name: str) -> dict[str, Any] | None:
+def board(name: str, kind: str = "boards") -> dict[str, Any] | None:
     """Return the board of NVML's name, None for one whose links depend on a bridge, or that has none."""
-    fits = (row for row in boards() if any(word in name for word in row["holds"]))
+    fits = (row for row in boards(kind) if any(word in name for word in row["holds"]))
     return next((row for row in fits if not any(word in name for word in row.get("unless", []))), None)
 
 
@@ -47,12 +48,12 @@ def judge(view: View) -> Outcome:
     groups = [{gpu: up[gpu] for gpu in models if models[gpu] == model} for model in dict.fromkeys(models.values())]
     groups.append({gpu: count for gpu, count in up.items() if gpu not in models and count})
     findings = [*links.lacking(), *(f for group in groups for f in (*_behind(links, group), *_short(links, group)))]
-    findings += [*_alone(links, up), *_slow(view, up)]
+    findings += [*_alone(links, up), *_loose(links, up), *_slow(view, up)]
     return worst(findings, links.absent() or _sound(view, links, up))
 
 
-def _board(view: View, gpu: str) -> dict[str, Any] | None:
-    return board(str(read(view, "name").values.get(gpu)))
+def _board(view: View, gpu: str, kind: str = "boards") -> dict[str, Any] | None:
+    return board(str(read(view, "name").values.get(gpu)), kind)
 
 
 def _behind(links: Reading, up: dict[str, int]) -> list[Outcome]:
@@ -68,6 +69,18 @@ def _alone(links: Reading, up: dict[str, int]) -> list[Outcome]:
     bridged = {gpu: 1 for gpu in linked if not _board(links.view, gpu)}
     rule = Rule(failed, "nvlink.half-bridge", _HALF, _FIX, Limit(2, "GPUs", _PEERS))
     return links.blame(bridged if len(linked) == 1 else {}, rule)
+
+
+def _loose(links: Reading, up: dict[str, int]) -> list[Outcome]:
+    """Warn of links that are no whole number of bridges: NVIDIA/nccl#557, a bridge that sat badly."""
+    findings = []
+    for gpu, count in up.items():
+        bridge = _board(links.view, gpu, "bridges")
+        if bridge and count % bridge["links"]:
+            limit = Limit(bridge["links"], "links of a bridge", bridge["source"])
+            rule = Rule(warned, "nvlink.loose-bridge", _LOOSE.format(bridge["links"]), _FIX, limit)
+            findings += links.blame({gpu: count}, rule)
+    return findings
 
 
 def _short(links: Reading, up: dict[str, int]) -> list[Outcome]:

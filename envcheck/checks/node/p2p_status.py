@@ -6,7 +6,8 @@ GeForce cards have none by design, nor most virtual machines over PCIe: that is 
 from collections.abc import Callable
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned, worst
-from envcheck.checks.gpu_readings import Pair, pairs_of_gpus, reachable, read, uuids_of_pair
+from envcheck.checks.gpu_readings import Pair, about, label, pairs_of_gpus, reachable, read, uuids_of_pair
+from envcheck.checks.node.nvlink import board
 from envcheck.counting import counted
 
 CHECK = Check("every pair of GPUs that should reach each other's memory may", "quick", 0.01, gpus=2)
@@ -34,8 +35,9 @@ def judge(view: View) -> Outcome:
             findings.append(_finding(view, pair, _ALL, failed, "p2p-status.nvlink"))
         elif pair["path"] in paths:
             findings.append(_finding(view, pair, _ALIKE, warned, "p2p-status.odd"))
+    findings += _apart(view, pairs)
     total = counted(len(pairs), "pair")
-    if not without:
+    if not without and not findings:
         return passed(f"every pair has it ({total}): {_over(pairs)}", value=0, limit=_ALL)
     if not findings and len(without) == len(pairs):
         why = ", ".join(sorted(set(map(_why, without))))
@@ -43,6 +45,17 @@ def judge(view: View) -> Outcome:
         return skipped(text, code="peer-to-peer.none")
     text = f"{len(pairs) - len(without)} of {total} with it, all on one kind of path: {_over(pairs)}"
     return worst(findings, passed(text, value=0, limit=_ALIKE))
+
+
+def _apart(view: View, pairs: list[Pair]) -> list[Outcome]:
+    """Fail on a GPU without NVLink to any other, on a board whose others all have it to each other."""
+    linked = [{pair["a"], pair["b"]} for pair in pairs if pair["nvlink"] == "ok"]
+    apart = [gpu for gpu in view.snapshot.gpus if not any(gpu.signal("index").value in ends for ends in linked)]
+    models, others = {str(gpu.signal("name").value) for gpu in view.snapshot.gpus}, len(view.snapshot.gpus) - 1
+    if len(apart) != 1 or others < 2 or len(linked) != others * (others - 1) // 2 or not all(map(board, models)):  # noqa: PLR2004 (a pair)
+        return []
+    text = f"{label(apart[0])} reaches the others over PCIe only; they reach each other over NVLink"
+    return [failed(text, fix=_FIX, value=others, limit=_ALL, code="p2p-status.apart", **about(apart[0]))]
 
 
 def _why(pair: Pair) -> str:

@@ -73,13 +73,14 @@ def _generations(view: View, now: Reading, newest: Reading) -> list[Outcome]:
     names, best = read(view, "name").values, max(newest.values.values(), default=0)
     usual = _usual(newest.values, names)
     held = {gpu: gen for gpu, gen in newest.values.items() if gen < usual[names.get(gpu)]}
+    working = {gpu: gen for gpu, gen in now.values.items() if _works(view, gpu)}
+    # What a hypervisor shows of a link is no measure, but it shows the same of each GPU of a model.
+    beside = _usual(working, names) if matrix_facts.guest(view) else {}
     slower = {
         gpu: gen
-        for gpu, gen in now.values.items()
-        if gen < newest.values.get(gpu, gen)
-        and _works(view, gpu)
+        for gpu, gen in working.items()
+        if gen < (beside[names.get(gpu)] if beside else newest.values.get(gpu, gen))
         and not matrix_facts.coherent(str(names.get(gpu)))
-        and not matrix_facts.guest(view)
     }
     limit, text = Limit(best, "", _GEN), f"PCIe generation {{}}: {{{{gpu}}}} {{{{value}}}}; others {best}"
     return [
@@ -95,8 +96,7 @@ def _sound(
     idle = " (lower while idle)" if any(gen < newest.get(gpu, gen) for gpu, gen in now.items()) else ""
     fewer = any(lanes < widest.get(gpu, lanes) for gpu, lanes in width.items())
     reason = f" of x{max(widest.values())}, {' and '.join(sorted(set(_limits(view).values())))}" if fewer else ""
-    note = "virtual machine" if matrix_facts.guest(view) else "bare metal"
-    return passed(f"{lanes}{reason}, generation {best}{idle}", value=best, limit=Limit(best, "", _GEN), system=note)
+    return passed(f"{lanes}{reason}, generation {best}{idle}", value=best, limit=Limit(best, "", _GEN))
 
 
 def _works(view: View, gpu: str) -> bool:

@@ -14,7 +14,7 @@ _ROWS = Limit(512, "rows", _DCGM, "at most")
 _PAGES = Limit(62, "pages", _DCGM, "at most")
 _NONE = Limit(0, "GPUs", _NVIDIA, "equal")
 _BANKS = Limit(0, "banks", f"{_NVIDIA}; NVML: nvmlRowRemapperHistogramValues_t, none and low", "equal")
-_REPAIR = Limit(0, "GPUs", "NVML: nvmlRepairStatus_v1_t; a reset makes the repair", "equal")
+_ONCE = Limit(0, "GPUs", "NVML: nvmlRepairStatus_v1_t; a reset makes the repair", "equal")
 _RESET = "drain the node and reset these GPUs (`nvidia-smi --gpu-reset`): the replacement happens then"
 _REPLACE = "have these GPUs replaced: there is no spare memory left where it is needed"
 _WATCH = "watch it; run the full level on these GPUs"
@@ -27,17 +27,9 @@ RULES = (
     ("remapped_rows", "failed", failed, "row-remap.failed", "a row could not be remapped", _REPLACE, _NONE),
     ("remapped_rows", "pending", failed, "row-remap.pending", "a row waits to be remapped", _RESET, _NONE),
     ("retired_pages", "pending", failed, "row-remap.page-pending", "a page waits for its retirement", _RESET, _NONE),
-    (
-        "repairs",
-        "channel",
-        failed,
-        "row-remap.channel-repair-pending",
-        "a memory channel awaits repair",
-        _RESET,
-        _REPAIR,
-    ),
-    ("repairs", "tpc", failed, "row-remap.tpc-repair-pending", "a TPC awaits repair", _RESET, _REPAIR),
-    ("bank_remaps", "pending", failed, "row-remap.bank-repair-pending", "a memory bank awaits repair", _RESET, _REPAIR),
+    ("repairs", "channel", failed, "row-remap.channel-repair-pending", "a memory channel awaits repair", _RESET, _ONCE),
+    ("repairs", "tpc", failed, "row-remap.tpc-repair-pending", "a TPC awaits repair", _RESET, _ONCE),
+    ("bank_remaps", "pending", failed, "row-remap.bank-repair-pending", "a memory bank awaits repair", _RESET, _ONCE),
     ("row_histogram", "none", warned, "row-remap.rows-none", "banks without a spare row", _THIN, _BANKS),
     ("row_histogram", "low", warned, "row-remap.rows-low", "banks with few spare rows", _THIN, _BANKS),
     ("bank_remaps", "none", warned, "row-remap.banks-none", "groups without a spare bank", _THIN, _BANKS),

@@ -14,6 +14,7 @@ from typing import Any
 from envcheck import checks
 from envcheck.checks import FAIL, PASS, WARN, Limit, Outcome, View, failed, passed, skipped, undecided, warned, worst
 from envcheck.checks.gpu_readings import at, lost, place, slot
+from envcheck.checks.node import kernel_module
 from envcheck.counting import counted
 from envcheck.node import kernel_log
 
@@ -136,25 +137,30 @@ _LIMIT = Limit(0, "failures", "NVIDIA open-gpu-kernel-modules and Linux: message
 def driver_failures(view: View) -> list[Outcome]:
     """Fail on a failure within a day; warn on an older one, and where the GPU answers NVML after all."""
     failures = view.snapshot.signal("kernel.driver_failures").value or []
-    # The driver gives up a GPU without power a line later: that is one failure.
-    unpowered = {slot(failure["bus_id"]) for failure in failures if failure["kind"] == "power-cable"}
+    # The driver gives up such a GPU a line later, and its probe routine without naming it: that is one failure.
+    final = [failure for failure in failures if "explains" in kernel_log.FAILURES.get(failure["kind"], {})]
+    explained = {*kernel_module.unfit(view), *(slot(failure["bus_id"]) for failure in final)}
+    explained |= {slot("")} if explained else set()
     return [
         _driver_finding(view, failure)
         for failure in failures
-        if failure["kind"] != "start" or slot(failure["bus_id"]) not in unpowered
+        if failure["kind"] not in kernel_module.TOLD
+        and (failure["kind"] != "start" or slot(failure["bus_id"]) not in explained)
     ]
 
 
 def _driver_finding(view: View, failure: dict[str, Any]) -> Outcome:
     kind, bus, age = str(failure["kind"]), str(failure["bus_id"]), float(failure["age"])
     row = kernel_log.FAILURES.get(kind, {"means": f"a GPU's failure ({kind})", "fix": "drain and reboot"})
+    below = failure.get("gpus") or []
     # A GPU that answers NVML got over what is passing.
-    over = kind == "link-nonfatal" or ("passing" in row and _answers(view, bus))
+    over = "mild" in row or ("passing" in row and all(_answers(view, gpu) for gpu in below or [bus]))
     verdict = warned if over or age > RECENT else failed
     where = f"{row['means']} on {bus or 'an address that the log does not name'}"
+    where += f", the bridge above {' and '.join(below)}" if below else ""
     text, culprit = ", ".join([where, *_often(count(failure)), ago(age)]), place(view, bus) if bus else ""
     about: dict[str, Any] = {"value": count(failure), "limit": _LIMIT, "code": f"xid.{kind}", "culprit": culprit}
-    return verdict(text, fix=row["fix"], gpus=at(view, [bus] if bus else []), log=[failure], **about)
+    return verdict(text, fix=row["fix"], gpus=at(view, below or ([bus] if bus else [])), log=[failure], **about)
 
 
 def _answers(view: View, bus: str) -> bool:
