@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, Optional
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).absolute().parents[2]  # in a foreign interpreter the staging's, beside which nothing lies
 _TIMEOUT = 4.0
 _MOST = 200
 _TICK = 0.2

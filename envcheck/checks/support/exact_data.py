@@ -241,8 +241,9 @@ def _sums(torch: Any, left: Any, lines: Any, product: Any) -> float:
     weights = torch.tensor(_WEIGHTS, dtype=torch.float64, device=left.device)
     wide, errors = left.float().double(), []
     for first in range(0, lines.shape[0], SUM):
-        part = product[:, first : first + SUM].double() * weights
-        right = (wide * (lines[first : first + SUM].float().double() * weights[:, None]).sum(0)).sum(1)
+        weight = weights[: lines.shape[0] - first]
+        part = product[:, first : first + SUM].double() * weight
+        right = (wide * (lines[first : first + SUM].float().double() * weight[:, None]).sum(0)).sum(1)
         size = part.square().sum(1).sqrt()
         apart = (part.sum(1) - right).abs()
         # A row of zeros, as a dead unit's gradient, is right; one that is nearly so has lost digits below the dtype's.

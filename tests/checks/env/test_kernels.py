@@ -11,7 +11,6 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, View
 from envcheck.checks.env import kernels
-from envcheck.checks.support import kernel_table
 from tests.builders import Entry, group
 
 Node = Callable[..., View]
@@ -75,7 +74,7 @@ def test_every_lie_is_named(node: Node, cpu: View) -> None:
 
 def test_each_level_runs_its_part_and_ranks_of_one_cpu_share_it() -> None:
     every = {level: kernels.examples(level, 5, 0, 1) for level in kernels.EXTENT}
-    assert len(every["standard"]) == sum(len(row.sizes) for row in kernel_table.rows())
+    assert len(every["standard"]) == sum(len(row.sizes) for row in kernels.rows())
     assert 0.05 < len(every["quick"]) / len(every["standard"]) < 0.15
     assert len(every["full"]) == 3 * len(every["standard"])
     shared = [[e.number for e in kernels.examples("standard", 5, first, 2)] for first in (0, 1)]
@@ -95,11 +94,14 @@ def test_a_graph_that_cudnn_has_no_plan_for_is_absent_and_any_other_error_a_fail
 
 
 def test_every_row_of_the_table_is_read() -> None:
-    rows = kernel_table.rows()
+    rows = kernels.rows()
     assert len({row.name for row in rows}) == len(rows) > 150
-    known = {"32", "forward", "lack", "heads", "channels"}
-    assert {flag for row in rows for flag in row.flags if "=" not in flag} <= known
-    assert all(1 <= row.wide <= 64 and row.low < row.high and row.inputs for row in rows)
+    known = {"wide", "low", "high", "32", "forward", "lack", "heads", "channels"}
+    assert {option for row in rows for option in row.options} <= known
+    options = [row.options for row in rows]
+    assert all(1 <= one["wide"] <= 64 and one["low"] < one["high"] for one in options)
+    assert all(row.inputs for row in rows)
+    assert {row.name for row in rows if "lack" not in row.options} >= {"attention default", "SGD foreach", "mm"}
 
 
 def measured(output: Path, python: Path, level: str, environment: dict[str, str] | None = None) -> Any:
