@@ -37,7 +37,6 @@ from envcheck.node.snapshot import Gpu
 LIMIT = Limit(0, "misfits", "ELF: DT_NEEDED, undefined symbols, symbol versions; METADATA", "equal")
 # They run without their native part on a torch without CUDA, by their own documentation: pytorch/ao#2919 ("Skipping
 # import of cpp extensions"), ONNX Runtime (execution providers), bitsandbytes (CPU library), xformers (WARNING).
-_ARCHS = ("x86_64", "aarch64")
 LAZY = {"torchao", "onnxruntime-gpu", "bitsandbytes", "xformers"}
 # One library for each CUDA, of which one is loaded: libbitsandbytes_cuda128.so.
 _CHOICE = re.compile(r"(?<![a-z])(cuda?)_?\d{2,3}(?!\d)")
@@ -300,6 +299,6 @@ def _place(view: View, measured: Mapping[str, Any], torch: str) -> CellOnHost | 
         cell = Cell(torch=Version(torch).base_version, variant=variant, python=python)
     except (ConfigError, ValueError):
         return None
-    if interpreter["machine"] not in _ARCHS:
+    if interpreter["machine"] not in ("x86_64", "aarch64"):
         return None
     return CellOnHost(cell, interpreter["machine"], cuda or None, True, measured.get("glibc"), None, ())  # noqa: FBT003 (a field)

@@ -132,11 +132,9 @@ def _word(place: int, source: int, target: int, turn: int) -> int:
     return (place + source * 7919 + target * 104_729 + turn * 15_485_863) % _MANY
 
 
+@process_group.sound()
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on a wrong message, and on a GPU on a link far below the middle one, naming the node or the link."""
-    problem = process_group.problem(view, ranks)
-    if problem is not None:
-        return problem
     nodes: Any = ranks[0].get("nodes")
     if not process_group.counts(nodes) or nodes < 2:  # noqa: PLR2004 (a link)
         return skipped("all ranks are on one node", code="node-links.one-node")
@@ -145,11 +143,16 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if unmeasured:
         return worst([*wrong, *unmeasured], otherwise=unmeasured[0])
     names = {entry["node"]: str(entry.get("host")) for entry in ranks}
-    speeds = {(source, target): _speed(link) for target, source, link in _links(ranks)}
+    links = {(source, target): link for target, source, link in _links(ranks)}
+    speeds = {
+        ends: round(max(float(point["bytes"] / point["seconds"]) for point in link["curve"]) / 1e9, 4)
+        for ends, link in links.items()
+    }
+    latencies = {ends: link["latency"] for ends, link in links.items()}
     details = {
         "nodes": [names[node] for node in range(nodes)],
         "gigabytes_per_second": [[speeds.get((a, b)) for b in range(nodes)] for a in range(nodes)],
-        "latency_seconds": _latencies(nodes, ranks),
+        "latency_seconds": [[latencies.get((a, b)) for b in range(nodes)] for a in range(nodes)],
     }
     slow = _slow(names, speeds) if view.mode == "gpu" else []
     slowest = min(speeds, key=lambda link: speeds[link])
@@ -190,15 +193,6 @@ def _complete(link: Measured) -> bool:
     seconds: list[Any] = [*times, link.get("latency")]
     positive = all(process_group.finite(taken) and taken > 0 for taken in seconds)
     return bool(counts and link["messages"] and times and positive)
-
-
-def _speed(link: Measured) -> float:
-    return round(max(float(point["bytes"] / point["seconds"]) for point in link["curve"]) / 1e9, 4)
-
-
-def _latencies(nodes: int, ranks: Ranks) -> list[list[float | None]]:
-    seconds = {(source, target): link["latency"] for target, source, link in _links(ranks)}
-    return [[seconds.get((a, b)) for b in range(nodes)] for a in range(nodes)]
 
 
 def _wrong(ranks: Ranks) -> list[Outcome]:

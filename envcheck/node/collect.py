@@ -40,13 +40,11 @@ _LIBRARY_DIRS = (
     *("usr/local/nvidia/lib64", "usr/local/nvidia/lib"),
 )
 GPU = nvml_queries.TYPES
-_MAY_BE_NONE = ("python", "torch", "cuda", "cudnn", "nccl", "hip", "git_version", "libcuda")
-_ERRORS = ("error", "build_facts_error", "device_error", "device_facts_error")
 FACTS: dict[str, ValueType] = {
-    **dict.fromkeys(_MAY_BE_NONE, maybe(text)),
+    **dict.fromkeys(("python", "torch", "cuda", "cudnn", "nccl", "hip", "git_version", "libcuda"), maybe(text)),
     "executable": text,
     "prefix": text,
-    **dict.fromkeys(_ERRORS, maybe(string)),
+    **dict.fromkeys(("error", "build_facts_error", "device_error", "device_facts_error"), maybe(string)),
     "arch_list": maybe(listed(text)),
     "cuinit": maybe(whole),
     "device_count": whole,
@@ -60,13 +58,13 @@ def collect(root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> Snap
     One that hangs costs its own time limit (signal_source.TIMEOUT, nvml.TIMEOUT) and its own signals: they say so.
     """
     signals, gpus = signal_source.read(sources(root, environ))
-    return Snapshot(_now(), _with_driver(signals), list(gpus))
+    return Snapshot(now(), _with_driver(signals), list(gpus))
 
 
 def identify(root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> Snapshot:
     """Read only what resolving needs: driver.version, driver.cuda, host.arch; each GPU's name, UUID and capability."""
     signals, gpus = signal_source.read(_nvidia(root, environ, "identity"))
-    return Snapshot(_now(), {**_with_driver(signals), "host.arch": Signal(platform.machine())}, list(gpus))
+    return Snapshot(now(), {**_with_driver(signals), "host.arch": Signal(platform.machine())}, list(gpus))
 
 
 def sources(root: Path, environ: Mapping[str, str]) -> list[ReadTask]:
@@ -85,7 +83,8 @@ def _log(root: Path) -> dict[str, Signal]:
     return kernel_log.signals(root, buses.above(bus) if bus.is_dir() else {})
 
 
-def _now() -> str:
+def now() -> str:
+    """Return the time as snapshots and reports have it."""
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
 
 

@@ -14,7 +14,6 @@ UNLIMITED = "unlimited"
 # cgroup v1 has no word for "no limit": it prints the largest page-aligned int64.
 _V1_UNLIMITED = 1 << 62
 _TOOLS = ("nvidia-ctk", "nvidia-container-cli")
-_ENGINES = ("docker", "podman", "nerdctl", "apptainer", "enroot")
 # Later directories win over earlier ones (CDI specification, "Spec directories").
 _CDI = ("etc/cdi", "var/run/cdi")
 _VERSION = re.compile(r"\d+\.\d+\.\d+\S*")
@@ -61,7 +60,7 @@ def sources(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
         return {name: _version(path) for name in _TOOLS if (path := _which(name, root, environ))}
 
     def engines() -> list[str]:
-        return [name for name in _ENGINES if _which(name, root, environ)]
+        return [name for name in ("docker", "podman", "nerdctl", "apptainer", "enroot") if _which(name, root, environ)]
 
     def settings() -> dict[str, Any]:
         """Return docker's runtimes and the default one; settings that are no JSON object keep it from starting."""

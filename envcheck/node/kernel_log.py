@@ -162,13 +162,9 @@ def _complete_events(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Leave out what only adds to a switch's error, but keep a fatal severity whose first line is gone."""
     added = [(event, _ADDED.match(event["text"]), (event["bus_id"], event["code"])) for event in events]
     told = {key for _, line, key in added if line is None}
-    fatal = {key for event, line, key in added if line is None and _fatal(event)}
+    words = ((key, _SEVERITY.search(event["text"])) for event, line, key in added if line is None)
+    fatal = {key for key, word in words if word and "non" not in word[0].lower()}
     return [event for event, line, key in added if not line or key not in (fatal if line["severity"] == "1" else told)]
-
-
-def _fatal(event: dict[str, Any]) -> bool:
-    words = _SEVERITY.search(event["text"])
-    return words is not None and "non" not in words[0].lower()
 
 
 def _key(event: dict[str, Any]) -> tuple[Any, ...]:

@@ -27,7 +27,6 @@ TYPES = {**{query.name: query.type for query in nvml_queries.NODE}, LATENCY: num
 # The queries of the node and of each GPU.
 ALL = (nvml_queries.NODE, nvml_queries.QUERIES)
 IDENTITY = (nvml_queries.VERSIONS, nvml_queries.IDENTITY)
-ASKED = {"all": ALL, "identity": IDENTITY}
 # nvmlReturn_t; any other code is a failure.
 _CODES: dict[Why, tuple[int, ...]] = {
     "no-data": (2, 6, 21),  # INVALID_ARGUMENT (mostly a field that the driver does not know), NOT_FOUND, NO_DATA
@@ -128,7 +127,7 @@ def main(scope: str, parent: int) -> None:
     if not subprocesses.ends_with(parent):
         return
     try:
-        reading = read(load_nvml(), ASKED[scope])
+        reading = read(load_nvml(), {"all": ALL, "identity": IDENTITY}[scope])
     except ImportError as error:
         reading = unread("failed", f"nvidia-ml-py: {error}")
     json.dump(to_json(Snapshot("", reading.signals, list(reading.gpus))), sys.stdout)

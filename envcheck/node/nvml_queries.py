@@ -21,7 +21,6 @@ from envcheck.node.signal_source import (
 )
 from envcheck.node.snapshot import clock_words
 
-_FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
 _FABRIC_SUMMARIES = ("not supported", "healthy", "unhealthy", "limited capacity")
 RECOVERY = (
     *("none", "reset the GPU", "reboot the node", "drain P2P", "drain and reset"),
@@ -31,7 +30,6 @@ COMPUTE_MODES = ("default", "exclusive thread", "prohibited", "exclusive process
 VIRTUAL = ("none", "passthrough", "vgpu", "host vgpu", "host vsga")
 _ENDS = {0: "gpu", 2: "switch"}  # nvmlIntNvLinkDeviceType_t
 _CORRUPTED_INFOROM = 14  # nvmlReturn_t
-_LINK_ERRORS = {"replay": 0, "recovery": 1, "crc": 2}
 # nvmlGpuP2PStatus_t; nvidia-ml-py's own name for the first caps index is a tuple by mistake.
 _STATUSES = (
     *("ok", "chipset not supported", "GPU not supported", "topology not supported", "disabled by registry key"),
@@ -176,7 +174,7 @@ def _nvlink_errors(nvml: Any, gpu: Any) -> dict[str, int]:
     numbers = _links(nvml, gpu)
     return {
         kind: sum(nvml.nvmlDeviceGetNvLinkErrorCounter(gpu, link, number) for link in numbers)
-        for kind, number in _LINK_ERRORS.items()
+        for kind, number in {"replay": 0, "recovery": 1, "crc": 2}.items()
     }
 
 
@@ -189,7 +187,7 @@ def _read_fabric(nvml: Any, gpu: Any) -> dict[str, str]:
         info = nvml.c_nvmlGpuFabricInfo_v2_t()
         nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
     return {
-        "state": _word(_FABRIC_STATES, info.state),
+        "state": _word(("not supported", "not started", "in progress", "completed"), info.state),
         "status": "ok" if info.status == 0 else str(nvml.NVMLError(info.status)),
         "health": _word(_FABRIC_SUMMARIES, getattr(info, "healthSummary", 0)),
     }

@@ -23,7 +23,6 @@ Why = Literal[
     "not-collected", "unsupported", "denied", "no-data", "failed", "lost", "reset-required", "mismatch", "timed-out"
 ]
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENODEV, errno.ENXIO, errno.ENOSYS, errno.EOPNOTSUPP)
-_DENIED = (errno.EACCES, errno.EPERM)
 SCHEMA = "envcheck/snapshot/1"
 # NVML's bits, from the lowest on.
 _CLOCK_WORDS = (
@@ -38,7 +37,7 @@ def of_os_error(error: OSError) -> Why:
         return "timed-out"
     if error.errno in _NOT_THERE:
         return "unsupported"
-    return "denied" if error.errno in _DENIED else "failed"
+    return "denied" if error.errno in (errno.EACCES, errno.EPERM) else "failed"
 
 
 @dataclasses.dataclass(frozen=True)

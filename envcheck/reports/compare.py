@@ -259,7 +259,6 @@ def speeds(outcome: OutcomeRow) -> dict[Key, Series]:
 
 
 def _of_rank(rank: RankMeasurements) -> Iterator[tuple[str, Series]]:
-    """Yield the curves of one rank; the speed over time as its median."""
     for collective, points in rank.seconds.items():
         yield f"curves.{collective}.seconds" if collective else "curve.seconds", Series(_by_size(points))
     for collective, points in rank.latencies.items():

@@ -5,8 +5,9 @@ Its evidence, the snapshot and what was measured, is judged again by the rules o
 
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -14,13 +15,12 @@ from msgspec import structs
 
 from envcheck import __version__, safe_files
 from envcheck.checks import ERROR, FAIL, SKIP, Outcome
-from envcheck.errors import UnavailableError, refuse
+from envcheck.errors import refuse
 from envcheck.node.collect import sound_facts
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner import judging, outcomes
 from envcheck.runner.execute import Run
 from envcheck.runner.launcher import Place, place
-from envcheck.runner.local_python import Handle
 from envcheck.runner.outcomes import ATTEMPT, fields, plain
 from envcheck.runner.planning import CheckModule, discover
 from envcheck.runner.schema import (
@@ -125,7 +125,8 @@ def report_of(run: Run) -> RunReport:
 
 def run_of(report: RunReport, chosen: Sequence[CheckModule] = (), matrix: Any = None) -> Run:
     """Return the run that a report is of, with its outcomes; nothing can be started in it."""
-    asked = RunPlan(plan=report.plan, chosen=chosen, target=EndedRun(report.target), matrix=matrix)
+    target: Any = SimpleNamespace(facts=report.target)  # nothing can be started in it
+    asked = RunPlan(plan=report.plan, chosen=chosen, target=target, matrix=matrix)
     run = Run(asked, report.started, report.ended, report.snapshot, report.environment, report.promises)
     run.boot, run.resumed, run.known = report.boot, list(report.resumed), {row.id: row for row in report.outcomes}
     if report.timing is not None:
@@ -176,24 +177,6 @@ def rejudge(report: RunReport, matrix: Any = None, site: Path | None = None) -> 
     return RejudgedReport(new, changed, unknown)
 
 
-class EndedRun:
-    """The target of a run that is over: nothing can be started in it."""
-
-    ours = False
-
-    def __init__(self, facts: TargetFacts) -> None:
-        self.facts = facts
-
-    def start(self, directory: Path) -> Handle:
-        """Raise UnavailableError: what was not measured then cannot be measured now."""
-        message = f"a report has no processes to start in {directory}"
-        raise UnavailableError(message, fix="use `envcheck run`")
-
-    def promises(self, environment: Mapping[str, Any]) -> dict[str, str]:  # noqa: ARG002 (Target's)
-        """Return none: a report holds its own."""
-        return {}
-
-
 def judge_again(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
     """Judge the evidence of `before` into the run; return the checks that stay as they were, without a rule today.
 
@@ -205,8 +188,10 @@ def judge_again(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
     rows = list(before)
     for old in [*rows, *_left_out(run, rows)]:
         if old.id in modules:
-            new = _with_evidence(run, modules[old.id], _judged_row(run, modules[old.id], old))
-            run.known[old.id] = _with_change(_compared(new, old), old)
+            new = _compared(_with_evidence(run, modules[old.id], _judged_row(run, modules[old.id], old)), old)
+            earlier = [change for change in old.changes if change.rule == "judged-again" and change not in new.changes]
+            new = structs.replace(new, changes=[*new.changes, *earlier])
+            run.known[old.id] = outcomes.changed("judged-again", old, new)
         elif old.id not in _OWN:
             run.known[old.id] = old
             unknown.append(old.id)
@@ -253,12 +238,6 @@ def _compared(new: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
     remedy = f"measure again with `envcheck run --only {new.id}`"
     findings = [structs.replace(f, remedy=remedy) if f.status == ERROR else f for f in new.findings]
     return structs.replace(new, summary=summary, remedy=remedy, findings=findings)
-
-
-def _with_change(new: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
-    """Return the row with what earlier calls and this one changed of the report's status."""
-    earlier = [change for change in old.changes if change.rule == "judged-again" and change not in new.changes]
-    return outcomes.changed("judged-again", old, structs.replace(new, changes=[*new.changes, *earlier]))
 
 
 def _alone(old: OutcomeRow, attempt: Attempt) -> OutcomeRow:

@@ -296,11 +296,6 @@ def took(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 9.95 else duration(seconds)  # noqa: PLR2004 (what rounds to ten)
 
 
-def judged(outcome: OutcomeRow) -> bool:
-    """Tell whether a number was held against a limit."""
-    return outcome.limit is not None and number(outcome.value) is not None
-
-
 def cost(plan: Plan, check: PlannedCheck, fitting: Collection[str]) -> str:
     """Return how long one check is expected to take here, or why it takes no time."""
     if check.seconds and not plan.seconds_of(check):

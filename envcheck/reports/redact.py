@@ -174,7 +174,6 @@ def _key(key: str, inner: str, held: dict[str, Any]) -> str:
 
 @functools.cache
 def _kind(key: str) -> str:
-    """Return the kind of the names that stand under a key, or ""."""
     last = key.rpartition(".")[2].lower()
     kinds = {name: kind for kind, keys in _table().kinds.items() for name in keys}
     return "host" if key == "host.name" else "serial" if "serial" in last else kinds.get(last, "")

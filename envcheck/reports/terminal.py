@@ -214,12 +214,9 @@ def _heading(report: RunReport, out: _Printer) -> None:
 def _every(outcomes: Iterable[OutcomeRow], out: _Printer) -> None:
     """Print a row a check that passed, then that was skipped; checks that came to the very same share one."""
     for same in phrases.by_status(outcomes, ("pass", "skip")):
-        out.told(same[0].status, f"{', '.join(o.id for o in same)}: {_summary(same[0])}")
-
-
-def _summary(outcome: OutcomeRow) -> str:
-    """Say the limit beside what was found; a summary without one holds all there is."""
-    return outcome.summary + (f" ({limit})" if (limit := _judged(outcome)) else "") + phrases.no_pass(outcome)
+        first, limit = same[0], _judged(same[0])
+        summary = first.summary + (f" ({limit})" if limit else "") + phrases.no_pass(first)
+        out.told(first.status, f"{', '.join(o.id for o in same)}: {summary}")
 
 
 def _judged(outcome: OutcomeRow) -> str:

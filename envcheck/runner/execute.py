@@ -4,7 +4,6 @@ It starts the worker, reads the node meanwhile, judges as measurements come, and
 """
 
 import dataclasses
-import datetime as dt
 import os
 import threading
 import time
@@ -17,7 +16,7 @@ from msgspec import structs
 
 from envcheck.checks import View
 from envcheck.errors import refuse
-from envcheck.node.collect import sound
+from envcheck.node.collect import now, sound
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner import judging, worker_session
 from envcheck.runner.local_python import NodeGroup
@@ -41,11 +40,6 @@ def boot_id() -> str:
         return _BOOT.read_text(encoding="ascii").strip()
     except OSError:
         return ""
-
-
-def now() -> str:
-    """Return the time as a report has it."""
-    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
 
 
 @dataclasses.dataclass

@@ -42,7 +42,6 @@ from envcheck.runner.worker import process_limits
 from envcheck.runner.worker.fork_server import P2P_OFF
 from envcheck.runner.worker.group_ending import HUNG
 
-_STATUSES: Final = (PASS, WARN, FAIL, SKIP, ERROR)
 _VERDICTS: Final[dict[int, VerdictStatus]] = {0: "pass", 1: "fail", 3: "error"}
 _WORDS: Final = {1: "FAIL", 3: "UNDETERMINED"}
 _WHERE: Final[dict[Mode, str]] = {
@@ -55,7 +54,6 @@ _BUSY_FIX: Final = "end the processes that gpu-in-use names, or drain the node; 
 LOST_GPUS: Final = "lost-gpus"
 _GPU_LOST: Final = "gpu-lost"
 _LOST_FIX: Final = "see the log, and try `--only` with one check"
-_LOST_GPU_FIX: Final = "run the check gpu-lost, which says what to do; drain this node until its GPU answers again"
 _TORCH_FIX: Final = "give an interpreter or image that has torch; `envcheck build` makes both"
 _NO_TORCH: Final = "ModuleNotFoundError: No module named 'torch'"
 _SEE_LOG: Final = "see the log in the report"
@@ -201,7 +199,7 @@ def lost_gpus_row(view: View, rows: Mapping[str, OutcomeRow]) -> OutcomeRow | No
     findings = [
         undecided(
             f"{gpu_readings.label(gpu)} does not answer ({signal.reason}), and this run left the check {_GPU_LOST} out",
-            fix=_LOST_GPU_FIX,
+            fix="run the check gpu-lost, which says what to do; drain this node until its GPU answers again",
             code="lost-gpus.left-out",
             culprit=gpu_readings.culprit(gpu),
             gpus=[gpu.uuid],
@@ -266,7 +264,7 @@ def verdict(rows: Sequence[OutcomeRow], mode: Mode, *, complete: bool = True) ->
         sentence=sentence
         + (f"; {counted(times, 'round')}" if times else "")
         + (f"; {counted(left, 'check')} left out by the budget" if left else ""),
-        counts={status: counts[status] for status in _STATUSES},
+        counts={status: counts[status] for status in (PASS, WARN, FAIL, SKIP, ERROR)},
     )
 
 
@@ -356,11 +354,31 @@ def _finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
+def _excused(outcome: Outcome, condition: Callable[[Outcome], str], fix: str, *, code: str) -> Outcome:
+    """Return each speed that fell short under a condition ("" where there is none) as one that is not known."""
+
+    def excused(finding: Outcome) -> Outcome:
+        why = condition(finding) if finding.remeasure else ""
+        told: dict[str, Any] = {"status": ERROR, "summary": f"{why}: {finding.summary}", "remedy": fix, "code": code}
+        return dataclasses.replace(finding, **told, remeasure=False) if why else finding
+
+    return _each(outcome, excused)
+
+
 def excuse_busy(outcome: Outcome, of: Evidence) -> Outcome:
     """Return each speed that fell short while others were on its GPU as what it is: not known. All else stays."""
-    if of.found.kind != "env" or not of.found.check.performance or outcome.status not in (FAIL, WARN):
+
+    def beside(finding: Outcome) -> str:
+        others = [user.text() for user in _other_users(of.view, finding)]
+        return f"measured while {'; '.join(others[:3])}" if others else ""
+
+    def noted(finding: Outcome) -> Outcome:
+        why = beside(finding) if finding.status == WARN else ""
+        return dataclasses.replace(finding, summary=f"{finding.summary}; {why}") if why else finding
+
+    if not of.found.check.performance:
         return outcome
-    return _each(outcome, lambda finding: _excused_busy(of.view, finding))
+    return _excused(_each(outcome, noted), beside, _BUSY_FIX, code="speed.gpu-in-use")
 
 
 def _excuse_throttled(outcome: Outcome, of: Evidence) -> Outcome:
@@ -368,35 +386,7 @@ def _excuse_throttled(outcome: Outcome, of: Evidence) -> Outcome:
     held: Any = of.details.get("throttled")
     if not of.found.check.performance or not control_group.measured(held) or held["share"] < control_group.HELD.value:
         return outcome
-    condition = control_group.told(held)
-    return _each(
-        outcome,
-        lambda one: _unknown(one, condition, control_group.FIX, code="speed.throttled") if one.remeasure else one,
-    )
-
-
-def _unknown(finding: Outcome, condition: str, fix: str, *, code: str, **details: Any) -> Outcome:
-    """Return a speed that fell short under a condition as one that is not known."""
-    return dataclasses.replace(
-        finding,
-        status=ERROR,
-        code=code,
-        summary=f"{condition}: {finding.summary}",
-        remedy=fix,
-        remeasure=False,
-        details={**finding.details, **details},
-    )
-
-
-def _excused_busy(view: View, finding: Outcome) -> Outcome:
-    slow = finding.status == WARN or finding.remeasure
-    others = _other_users(view, finding) if slow else []
-    if not others:
-        return finding
-    condition = f"measured while {'; '.join(user.text() for user in others[:3])}"
-    if finding.status == WARN:
-        return dataclasses.replace(finding, summary=f"{finding.summary}; {condition}")
-    return _unknown(finding, condition, _BUSY_FIX, code="speed.gpu-in-use", tenants=[user.uuid for user in others])
+    return _excused(outcome, lambda _: control_group.told(held), control_group.FIX, code="speed.throttled")
 
 
 def _other_users(view: View, outcome: Outcome) -> list[gpu_readings.GpuUser]:
@@ -427,16 +417,15 @@ def _without_p2p(outcome: Outcome, of: Evidence) -> Outcome:
     ran_so = of.details.get("ran_with") == _OFF and not of.details.get("hung")
     if not ran_so or of.found.check.probe or outcome.status == SKIP:
         return outcome
-    if (excused := _each(outcome, _excused_without_p2p)) is not outcome:
-        return excused
-    return dataclasses.replace(outcome, summary=f"{outcome.summary}; with {_OFF_WORDS}")
-
-
-def _excused_without_p2p(finding: Outcome) -> Outcome:
-    if not finding.remeasure or any(word in finding.details for word in _ALONE):
-        return finding
     condition = f"measured with {_OFF_WORDS}, as peer-to-peer is broken"
-    return _unknown(finding, condition, _P2P_FIX, code="speed.peer-to-peer-off")
+    excused = _excused(
+        outcome,
+        lambda finding: "" if any(word in finding.details for word in _ALONE) else condition,
+        _P2P_FIX,
+        code="speed.peer-to-peer-off",
+    )
+    told = f"{outcome.summary}; with {_OFF_WORDS}"
+    return dataclasses.replace(outcome, summary=told) if excused is outcome else excused
 
 
 # By name: the reason that reports show, and what the rule makes of an outcome. They are applied in this order.

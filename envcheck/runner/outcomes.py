@@ -36,7 +36,6 @@ ROW_RULES: Final = {
     "same-bits": "the results differ in bits from those of earlier rounds",
     "judged-again": "the judges, the limits or the matrix of today differ from those of the report",
 }
-_MEASURED: Final = (PASS, WARN, FAIL)
 # A repeated run of days must not grow its report without end.
 _MOST, _WITH_EVIDENCE = 100, 8
 _OTHER_BITS: Final = (
@@ -167,7 +166,7 @@ def measured_twice(first: OutcomeRow, second: OutcomeRow) -> OutcomeRow:
     The second counts where the first was slow and nothing else, and the second was measured at all. Else the worse
     one counts, and what was found in the other is added to its findings.
     """
-    if first.remeasure and second.status in _MEASURED:
+    if first.remeasure and second.status in (PASS, WARN, FAIL):
         attempts = _together(second, first, second)
         return changed("second-measurement", first, structs.replace(second, attempts=attempts))
     row, other = (first, second) if severity(first) <= severity(second) else (second, first)
@@ -210,11 +209,6 @@ def combine(rows: Sequence[OutcomeRow]) -> OutcomeRow:
     return functools.reduce(over_rounds, rounds.values())
 
 
-def in_round(row: OutcomeRow, number: int) -> OutcomeRow:
-    """Return the row with its attempts marked as those of this round."""
-    return structs.replace(row, attempts=[structs.replace(a, round=number) for a in row.attempts])
-
-
 def merged_findings(*rows: OutcomeRow) -> list[FindingRow]:
     """Return all findings of these rows, worst first; one that comes again in another row is one.
 
@@ -226,7 +220,10 @@ def merged_findings(*rows: OutcomeRow) -> list[FindingRow]:
         times: collections.Counter[tuple[str, ...]] = collections.Counter()
         for finding in row.findings or [as_finding(row)]:
             if finding.status not in (PASS, SKIP):
-                name = _name(row.id, finding)
+                # Checks of a site may give no code.
+                unnamed = finding.code in ("", default_code(row.id, finding.status))
+                told = (finding.summary,) if unnamed else (finding.code, finding.culprit)
+                name = (finding.status, *told)
                 times[name] += 1
                 findings.setdefault((name, times[name]), finding)
     ordered = sorted(findings.values(), key=lambda finding: WORST_FIRST.index(finding.status))
@@ -236,12 +233,6 @@ def merged_findings(*rows: OutcomeRow) -> list[FindingRow]:
 def default_code(check: str, status: str) -> str:
     """Return the code of what a check gave none; it says nothing that its check and status do not say."""
     return f"{check}.{status}"
-
-
-def _name(check: str, finding: FindingRow) -> tuple[str, ...]:
-    # Checks of a site may give no code.
-    unnamed = finding.code in ("", default_code(check, finding.status))
-    return (finding.status, finding.summary) if unnamed else (finding.status, finding.code, finding.culprit)
 
 
 def as_finding(row: OutcomeRow) -> FindingRow:
@@ -300,7 +291,7 @@ def fold(before: OutcomeRow | None, now: OutcomeRow) -> OutcomeRow:
     seen = dict(spread.statuses) if spread else {}
     seen[now.status] = seen.get(now.status, 0) + 1
     number = sum(seen.values())
-    now = in_round(now, number)
+    now = structs.replace(now, attempts=[structs.replace(attempt, round=number) for attempt in now.attempts])
     worse = before is None or severity(now) < severity(before)
     number_told = isinstance(now.value, (int, float)) and not isinstance(now.value, bool)
     values = [*(spread.values if spread else []), *([now.value] if number_told else [])]

@@ -17,6 +17,7 @@ from envcheck import safe_files
 from envcheck.checks import ERROR, FAIL, SKIP, Check, Limit, Outcome, View, failed, passed, undecided, worst
 from envcheck.checks.env import disk_read
 from envcheck.checks.node import infiniband
+from envcheck.checks.support import process_group
 from envcheck.counting import counted
 from envcheck.errors import refuse
 from envcheck.matrix.facts.lookup import find_gpu, suggest
@@ -242,7 +243,7 @@ def _held(summary: str, limit: Limit, value: Any, *, met: bool, fix: str = _NODE
 
 
 def _least(quantity: str, limit: Limit, values: list[Any], _: View) -> Outcome:
-    odd = [value for value in values if not (_number(value) and value >= 0)]
+    odd = [value for value in values if not (process_group.finite(value) and value >= 0)]
     if odd == ["unlimited"]:
         return _held(f"{quantity}: unlimited, for {limit.source}", limit, "unlimited", met=True)
     if odd:
@@ -289,7 +290,7 @@ def _asked(name: str, mount: MountDemand) -> Signal:
 def _speed(found: Any, size: str, seconds: str) -> float:
     """Return GB/s, 0 where nothing was measured."""
     taken = [_table(found, "").get(one) for one in (size, seconds)]
-    return taken[0] / taken[1] / 1e9 if all(_number(one) and one > 0 for one in taken) else 0.0
+    return taken[0] / taken[1] / 1e9 if all(map(process_group.positive, taken)) else 0.0
 
 
 def _short(mount: MountDemand, found: Any) -> bool:
@@ -396,7 +397,7 @@ def _latency(row: OutcomeRow) -> list[Any]:
         return []
     tables = [_table(_table(rank, "latency"), "all-reduce", list) for rank in row.ranks]
     first: list[Any] = [small[0].get("p50") if small and isinstance(small[0], dict) else None for small in tables]
-    return [seconds * 1e6 if _number(seconds) else seconds for seconds in first]
+    return [seconds * 1e6 if process_group.finite(seconds) else seconds for seconds in first]
 
 
 class Demand(NamedTuple):
@@ -445,7 +446,7 @@ def hold_demands(demands: Iterable[Demand], outcomes: Mapping[str, OutcomeRow]) 
 
 def _judged(required: Demand, row: OutcomeRow | None) -> Outcome:
     lacking, values = _lacking(required, row), list(required.values(row)) if row else []
-    if not lacking and (not values or not all(_number(value) and value > 0 for value in values)):
+    if not lacking and (not values or not all(map(process_group.positive, values))):
         lacking = f"{required.of} measured no {required.what} ({str(values)[:60]})"
     if lacking:
         return undecided(f"undetermined: {lacking}", fix=_RUN.format(of=required.of), code="require.unmeasured")
@@ -465,10 +466,6 @@ def _lacking(required: Demand, row: OutcomeRow | None) -> str:
         # A measurement whose data was wrong is no evidence of a speed.
         return f"{required.of} failed, and not by its speed alone: {row.summary}"
     return ""
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _table(holder: Any, key: str, kind: type = dict) -> Any:

@@ -136,8 +136,7 @@ class Attempt(Row, frozen=True, kw_only=True):
     """One measurement of a check: what it came to alone, how long it took, and how much of that was `measure`.
 
     `round` counts from 1. `shown` marks the attempt whose outcome the row shows, and whose measurements are the row's
-    `ranks`; another one that was no pass has its measurements in its own `ranks`. `remeasure` says that a speed fell
-    short and nothing else.
+    `ranks`; another one that was no pass has its measurements in its own `ranks`.
     """
 
     status: Status
@@ -194,11 +193,9 @@ class Timing(Row, frozen=True, kw_only=True):
 class OutcomeRow(Row, frozen=True, kw_only=True):
     """What a check came to. `ranks` are the measurements it was judged by, `log` what its processes said last.
 
-    `code` is a stable word for programs, `culprit` the GPU, rank, link or file that it is about. `findings` are all
-    findings, worst first, where there is more than one. `remeasure` says that a speed fell short and nothing else: only
-    that is measured a second time. `attempts` are all measurements, over all rounds. `planned` is what one attempt was
-    expected to take, `seconds` what the one that is shown took. `changes` say which rules changed the status after the
-    judge. `left_out`: it applies here, and there was no time.
+    `findings` are all findings, worst first, where there is more than one; `code`, `culprit` and `remeasure` as theirs.
+    `attempts` are all measurements, over all rounds. `planned` is what one attempt was expected to take, `seconds` what
+    the one that is shown took. `changes` say which rules changed the status. `left_out`: there was no time for it.
     """
 
     id: str

@@ -42,8 +42,6 @@ _BY_HAND: Final = "import torch with that Python by hand, and see what it does"
 _LINE, _MOST = 1 << 24, 1 << 28
 _MOST_RANKS: Final = 4096  # of one node: each may have a seed of its own, the run's and its number
 _DEPTH: Final = 60  # of lists and objects in each other; a check's measurement has some six
-_PREFIX: Final = "envcheck-run-"
-_INNER: Final = "plan"
 _PROBE_SIZE: Final = 1 << 16  # bytes: a worker writes about as many before it runs a check
 
 
@@ -78,17 +76,10 @@ class _Error(msgspec.Struct, forbid_unknown_fields=True):
     doing: str = ""
 
 
-class _Throttled(msgspec.Struct, forbid_unknown_fields=True):
-    quota: float
-    periods: int
-    throttled: int
-    share: float
-
-
 class _Kept(msgspec.Struct, forbid_unknown_fields=True):
     ran_with: list[str] = []
     hung: str = ""
-    throttled: _Throttled | None = None
+    throttled: dict[str, float] = {}
 
 
 class _Done(_Said, tag="done"):
@@ -111,20 +102,15 @@ class _LeftOut(_Said, tag="left-out"):
     left: _Seconds
 
 
-class _Waiting(_Said, tag="waiting"):
-    pass
+class _Waiting(_Said, tag="waiting"): ...
 
 
-class _End(_Said, tag="end"):
-    pass
+class _End(_Said, tag="end"): ...
 
 
 class _Died(_Said, tag="died"):
     signal: str = ""
     code: int = 1
-
-
-_Saying = _Environment | _Started | _Done | _LeftOut | _Waiting | _End | _Died
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,8 +175,8 @@ def working_directory(plan: Mapping[str, Any], site: Path | None) -> Iterator[Pa
     Raises ConfigError where no directory can be made, or where its disk is full.
     """
     with _refusing_full_disk():
-        outer = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    inner = outer / _INNER
+        outer = Path(tempfile.mkdtemp(prefix="envcheck-run-"))
+    inner = outer / "plan"
     try:
         with _refusing_full_disk():
             inner.mkdir()
@@ -252,7 +238,9 @@ def _follow(handle: Handle, path: Path, plan: Mapping[str, Any], limits: Mapping
                 continue
             refused = refused or event["event"] == "foreign"
             yield event
-            patience = time.monotonic() + _OVER + _limit(event, limits)
+            limit = limits.get(str(event.get("id")), _OVER)
+            stretched = min(max(limit, event.get("limit") or 0.0), limit * MOST_STRETCH)
+            patience = time.monotonic() + _OVER + stretched
         if code is not None and not lines:
             yield {"event": "died", **({"signal": signal.Signals(-code).name} if code < 0 else {"code": code})}
             return
@@ -290,11 +278,6 @@ def ending(event: Event, log: str, unwritable: str, *, importing: bool, own_limi
     return process_limits.explained(text) if own_limits else text
 
 
-def _limit(event: Event, limits: Mapping[str, float]) -> float:
-    limit, stretched = limits.get(str(event.get("id")), _OVER), event.get("limit")
-    return min(max(limit, stretched), limit * MOST_STRETCH) if isinstance(stretched, (int, float)) else limit
-
-
 def _read(path: Path, position: int) -> tuple[list[bytes], int]:
     """Return the whole lines after `position`, and where they end. Raises OSError for what no worker writes.
 
@@ -311,7 +294,7 @@ def _event(line: bytes, plan: Mapping[str, Any], limits: Mapping[str, float]) ->
     """Return the event that a line is, or one called `foreign` that says why it is none."""
     try:
         event: Event = encodable(json.loads(line))
-        said = msgspec.convert(event, _Saying)
+        said = msgspec.convert(event, _Environment | _Started | _Done | _LeftOut | _Waiting | _End | _Died)
     except RecursionError:
         why = "it is nested too deeply"
     except ValueError as error:  # msgspec's, of json, of text that is not UTF-8

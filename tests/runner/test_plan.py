@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from envcheck.checks import LEVELS
 from envcheck.errors import ConfigError
-from envcheck.reports.model import EndedRun
 from envcheck.runner.execute import Run
 from envcheck.runner.planning import CheckModule, discover, plan, select
-from envcheck.runner.schema import OutcomeRow, TargetFacts
+from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.worker_session import RunPlan, worker_plan
 from tests.builders import check_module
 from tests.tables import each
@@ -51,7 +51,7 @@ def test_a_name_that_is_none_is_refused_with_what_may_be_meant(only: list[str], 
 def test_the_worker_is_told_of_env_checks_alone() -> None:
     node = ALL[0]._replace(kind="node", id="node")
     made = plan([node, ALL[1]], level="full", nproc=3)
-    target = EndedRun(TargetFacts(kind="python", name="python", chosen="--python"))
+    target: Any = SimpleNamespace(ours=False)
     asked = RunPlan(plan=made, chosen=[node, ALL[1]._replace(source="module:q")], target=target)
     hung = OutcomeRow(id="group", kind="env", status="fail", summary="hung", details={"hung": "after 1 s"})
     data = worker_plan(made, asked, {"group": hung}, several_nodes=False)

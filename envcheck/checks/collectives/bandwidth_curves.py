@@ -7,7 +7,6 @@ and all-to-all, 1 for broadcast and send/recv; GB = 1e9 (NVIDIA/nccl-tests, doc/
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
@@ -99,7 +98,7 @@ def points(ranks: Ranks, name: str) -> list[Measured]:
 def _point(name: str, at: tuple[Measured, ...]) -> Measured:
     size: Any = at[0]["bytes"]
     times: list[Any] = [point.get("seconds") for point in at]
-    if not _positive([size, *times]):
+    if not all(map(process_group.positive, [size, *times])):
         return {"bytes": size, "busbw": None}
     mean = statistics.fmean(times)
     return {
@@ -108,8 +107,6 @@ def _point(name: str, at: tuple[Measured, ...]) -> Measured:
         "busbw": busbw(name, size, mean, len(times)),
         "seconds": mean,
         "slowest_rank": times.index(max(times)),
-        "slowest_seconds": max(times),
-        "spread": max(times) / min(times) - 1,
         "rank_seconds": times,
     }
 
@@ -123,14 +120,10 @@ def latencies(ranks: Ranks) -> dict[str, list[Measured]]:
 
 def _latency(at: tuple[Measured, ...]) -> Measured:
     told: Any = ([point.get(name) for point in at] for name in ("p50", "p99"))
-    middle, late = ([float(one) if process_group.finite(one) else math.nan for one in each] for each in told)
-    if not _positive([at[0].get("bytes"), *middle, *late]):
+    middle, late = told
+    if not all(map(process_group.positive, [at[0].get("bytes"), *middle, *late])):
         return {"bytes": at[0].get("bytes"), "p50": None, "p99": None}
     return {"bytes": at[0]["bytes"], "p50": max(middle), "p99": max(late), "slowest_rank": middle.index(max(middle))}
-
-
-def _positive(values: Sequence[Any]) -> bool:
-    return all(map(process_group.positive, values))
 
 
 def _against_limits(

@@ -7,14 +7,13 @@ misc/ibvwrap.cc, plugin/net.cc, transport/net_ib) and of aws-ofi-nccl (src/nccl_
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from envcheck.checks import Limit, Measured, Outcome, Ranks, Verdict, View, failed, warned
-from envcheck.checks.support import process_group
+from envcheck.checks.support import control_group, process_group
 from envcheck.counting import counted
 
 DEVICES = Path("/sys/class/infiniband")
@@ -29,17 +28,17 @@ _DEVICE = re.compile(r"(\w+):(\d+)(?::\d*)*/(IB|RoCE)")
 _RAIL = re.compile(r"Channel \d+(?:/\d+)? : (\d{1,6})\[\w+\] -> (\d{1,6})\[\w+\] \[\w+\] via NET/IB/(\d{1,3})")
 _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is (\S{1,40}?)(?:,|\s|$)", re.MULTILINE)
 _TCP = ("tcp", "sockets")
-_LIBRARIES = "install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or libibverbs (Fedora, RHEL) in the image"
+LIBRARIES = "install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or libibverbs (Fedora, RHEL) in the image"
 _HANDED = "give the container /dev/infiniband (--device /dev/infiniband --network host; Kubernetes: an rdma/… resource)"
 _PLUGIN = "install the network's NCCL plug-in for this NCCL (EFA: aws-ofi-nccl and libfabric), first on LD_LIBRARY_PATH"
 # What NCCL says of a network that it cannot use, the most telling first, and what to do. Of libibverbs.so without a
 # number 2.30 complains on sound machines too; that no plug-in was found is a fault on EFA alone.
 _TROUBLE = (
-    (re.compile(rf"(?:Failed to open libibverbs\.so\[\.1\]|Count not open libibverbs\.so\.1){_TEXT}"), _LIBRARIES),
+    (re.compile(rf"(?:Failed to open libibverbs\.so\[\.1\]|Count not open libibverbs\.so\.1){_TEXT}"), LIBRARIES),
     (re.compile(rf"Call to ibv_\w{{1,40}} failed{_TEXT}"), "raise memlock (--ulimit memlock=-1); look at the GIDs"),
-    (re.compile(rf"lib wrapper not initialized{_TEXT}"), _LIBRARIES),
+    (re.compile(rf"lib wrapper not initialized{_TEXT}"), LIBRARIES),
     (re.compile(rf"NET/IB : Unable to open device{_TEXT}"), _HANDED),
-    (re.compile(rf"NET/IB : No device found{_TEXT}"), f"{_LIBRARIES}; {_HANDED}; unset NCCL_IB_HCA"),
+    (re.compile(rf"NET/IB : No device found{_TEXT}"), f"{LIBRARIES}; {_HANDED}; unset NCCL_IB_HCA"),
     (re.compile(rf"NET/IB : No IP interface found{_TEXT}"), "use the host's network; look at NCCL_SOCKET_IFNAME"),
     (re.compile(rf"NET/OFI (?:aws-ofi-nccl initialization failed|Couldn't open a fabric){_TEXT}"), _PLUGIN),
     (re.compile(rf"NET/OFI Selected [Pp]rovider is (?:tcp|sockets){_TEXT}"), _PLUGIN),
@@ -73,9 +72,7 @@ def verdict(ports: list[Measured]) -> Verdict:
 
 
 def _word(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    return ""
+    return control_group.text(path).strip()
 
 
 def parse(text: str) -> Measured:
@@ -129,7 +126,6 @@ def _socket(log: Measured, homes: Mapping[str, Any]) -> bool:
 
 
 def _homes(nodes: Mapping[Any, Ranks]) -> dict[str, Any]:
-    """Return the host of each rank."""
     return {str(entry["rank"]): node for node, entries in nodes.items() for entry in entries}
 
 

@@ -108,15 +108,11 @@ def _nvls(text: str) -> Measured:
 
 def _algorithms(text: str) -> dict[str, str]:
     largest: dict[str, tuple[int, str]] = {}
+    names = {str(number): name for number, name in enumerate(_ALGORITHMS)}
     for function, size, algorithm in _CALL.findall(text):
         if int(size) >= largest.get(function or "any", (-1, ""))[0]:
-            largest[function or "any"] = (int(size), _named(algorithm))
+            largest[function or "any"] = (int(size), names.get(algorithm, algorithm.upper()))
     return {function: algorithm for function, (_, algorithm) in largest.items()}
-
-
-def _named(algorithm: str) -> str:
-    listed = algorithm.isdecimal() and algorithm.isascii() and int(algorithm) < len(_ALGORITHMS)
-    return _ALGORITHMS[int(algorithm)] if listed else algorithm.upper()
 
 
 def edges(logs: Logs) -> Pairs:

@@ -62,7 +62,10 @@ def measure(rank: Rank) -> Measured:
         return {**where, "seed": seed, "missing": [], "broke": f"{type(error).__name__}: {_telling(error)}"}
     code = sorted(path.suffix for path in cache.rglob("*") if path.suffix in (".py", ".so", ".cubin"))
     counted = {kind: code.count(kind) for kind in set(code)}
-    return {**where, "seed": seed, "missing": [], "errors": errors, "code": counted, "breaks": _breaks()}
+    from torch._dynamo.utils import counters
+
+    breaks = [str(reason)[:200] for reason in counters.get("graph_break", {})]
+    return {**where, "seed": seed, "missing": [], "errors": errors, "code": counted, "breaks": breaks}
 
 
 def _settings() -> None:
@@ -82,12 +85,6 @@ def _settings() -> None:
     # Precompiled headers pay from the third kernel on.
     if hasattr(inductor, "cpp_cache_precompile_headers"):
         inductor.cpp_cache_precompile_headers = False
-
-
-def _breaks() -> list[str]:
-    from torch._dynamo.utils import counters
-
-    return [str(reason)[:200] for reason in counters.get("graph_break", {})]
 
 
 def _missing(torch: Any, rank: Rank, kind: str) -> list[str]:

@@ -41,7 +41,8 @@ _FIX = "put data and checkpoints on local NVMe or a parallel file system, and st
 
 def measure(rank: Rank) -> Measured:
     """Return how fast a file is written and read in the work directory."""
-    where = _place(rank)
+    started = os.environ.get("PWD", "")
+    where = started if os.path.isdir(started) and os.access(started, os.W_OK) else rank.scratch  # noqa: PTH112 (no Path)
     return {"rank": rank.rank, "here": where != rank.scratch, **measured_at(where)}
 
 
@@ -57,11 +58,6 @@ def measured_at(where: str) -> Measured:
         return {"kind": kind, **_measured(descriptor, size)}
     finally:
         os.close(descriptor)
-
-
-def _place(rank: Rank) -> str:
-    started = os.environ.get("PWD", "")
-    return started if os.path.isdir(started) and os.access(started, os.W_OK) else rank.scratch  # noqa: PTH112 (no Path)
 
 
 def mounted(where: str, table: str = "/proc/self/mounts") -> tuple[str, str]:

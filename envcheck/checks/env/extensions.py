@@ -8,7 +8,6 @@ leaves undefined (Dao-AILab/flash-attention#1832), its GPU code (facebookresearc
 from __future__ import annotations
 
 import platform
-import time
 
 from envcheck.binaries.native_library import Library, is_foreign
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View
@@ -26,7 +25,6 @@ _SHOWN = 5
 
 def measure(rank: Rank) -> Measured:
     """Read the libraries of every installed extension, and compare them with what this environment brings."""
-    begun = time.monotonic()
     distributions = installed.distributions()
     extensions = installed.extensions(distributions)
     torch = installed.torch_root()
@@ -34,7 +32,7 @@ def measure(rank: Rank) -> Measured:
     versions = {name: dist.version for name, dist in distributions.items()} | ({"torch": version} if version else {})
     undefined = installed.undefined_symbols(extensions, torch)
     brought = installed.brought_libraries(torch)
-    names = {name for extension in extensions for name in installed.required_names(extension)}
+    names = {installed.required(line) for extension in extensions for line in extension.requires}
     return {
         "rank": rank.rank,
         "interpreter": installed.interpreter(),
@@ -42,8 +40,6 @@ def measure(rank: Rank) -> Measured:
         "torch": version,
         "installed": {name: versions[name] for name in sorted(names) if name in versions},
         "extensions": [_extension(extension, undefined[extension.name], brought) for extension in extensions],
-        "bytes": sum(library.size for extension in extensions for library in extension.libraries),
-        "seconds": round(time.monotonic() - begun, 2),
     }
 
 
@@ -71,12 +67,9 @@ def _extension(extension: installed.InstalledExtension, undefined: set[str], bro
 def _row(library: Library, missing: list[str], undefined: set[str]) -> Measured:
     return {
         "path": library.path,
-        "size": library.size,
-        "needs": [name for name in library.needed if not name.startswith(("libc.", "libm.", "libdl.", "libpthread."))],
         "missing": missing,
         "foreign": library.machine if is_foreign(library, platform.machine()) else "",
         "undefined": sorted(undefined.intersection(library.torch_symbols)),
-        "abi": library.abi,
         "glibc": library.glibc,
         "sass": list(library.sass),
         "ptx": list(library.ptx),

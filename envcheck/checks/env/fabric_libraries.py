@@ -28,10 +28,8 @@ VERBS = LIBRARIES[0]
 LIMIT = checks.Limit(0, "libraries", "NVIDIA NCCL, src/misc/ibvsymbols.cc and src/plugin/plugin_open.cc", "at most")
 # Where libibverbs of a distribution looks for its providers.
 _PLACES = ("/usr/lib/*/libibverbs", "/usr/lib64/libibverbs", "/usr/lib/libibverbs")
-_PROVIDER = "lib*-rdmav*.so"
-_GOOGLE = "Google"
 _DMI = Path("/sys/class/dmi/id/sys_vendor")
-_INSTALL = "install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or libibverbs (Fedora, RHEL) in the image"
+_INSTALL = fabrics.LIBRARIES
 _EFA = "install AWS's EFA packages (aws-ofi-nccl, libfabric), and put aws-ofi-nccl's lib first on LD_LIBRARY_PATH"
 _GIB = "mount /usr/local/gib, and source its scripts/set_nccl_env.sh, as Google's documentation of A3 Ultra and A4 says"
 
@@ -66,7 +64,7 @@ def _providers() -> list[str]:
     loaded = set(re.findall(r"\s(/\S*/libibverbs\.so\S*)$", maps, re.MULTILINE))
     beside = [Path(path).parent / "libibverbs" for path in loaded]
     places = [*beside, *(path for place in _PLACES for path in Path("/").glob(place[1:]))]
-    return sorted({path.name for place in places for path in place.glob(_PROVIDER)})
+    return sorted({path.name for place in places for path in place.glob("lib*-rdmav*.so")})
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
@@ -78,7 +76,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return undecided("nothing was opened", code="fabric-libraries.unmeasured")
     promised = view.promises.get("fabric", "none")
     wanted = [] if promised in ("none", "unknown") else promised.split()
-    ports = _ports(view, entry) if view.mode == "gpu" else []
+    # Those that the environment sees, else those of the node around it.
+    listed = entry.get("ports") or view.snapshot.signal("ib.ports").value or []
+    ports = [port for port in listed if view.mode == "gpu" and port.get("state", "ACTIVE") == "ACTIVE"]
     if not wanted and not ports:
         return skipped("no RDMA port is up beside GPUs here, and the image promises none", code="fabric-libraries.none")
     amazon = any(port.get("vendor") == fabrics.AMAZON for port in ports)
@@ -88,12 +88,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     findings = [*_missing(verdict, entry, needed, why), *_plugin(entry, ports, amazon=amazon)]
     fine = f"{', '.join(needed)} load, {counted(len(entry.get('providers') or []), 'provider')}; {why}"
     return worst(findings, otherwise=passed(fine, value=0, limit=LIMIT))
-
-
-def _ports(view: View, entry: Measured) -> list[Measured]:
-    """Return the active ports: those that the environment sees, else those of the node around it."""
-    listed = entry.get("ports") or view.snapshot.signal("ib.ports").value or []
-    return [port for port in listed if port.get("state", "ACTIVE") == "ACTIVE"]
 
 
 def _missing(verdict: checks.Verdict, entry: Measured, needed: list[str], why: str) -> list[Outcome]:
@@ -119,7 +113,7 @@ def _missing(verdict: checks.Verdict, entry: Measured, needed: list[str], why: s
 
 def _plugin(entry: Measured, ports: list[Measured], *, amazon: bool) -> list[Outcome]:
     """Return that the network's own NCCL plug-in does not load: of EFA, or of Google's RDMA."""
-    google = bool(ports) and str(entry.get("maker")) == _GOOGLE
+    google = bool(ports) and str(entry.get("maker")) == "Google"
     if not (amazon or google) or None in entry["plugins"].values():
         return []
     said = "; ".join(str(value) for value in entry["plugins"].values())

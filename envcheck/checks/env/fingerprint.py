@@ -41,7 +41,9 @@ def measure(rank: Rank) -> Measured:
     torch.set_num_threads(1)
     digests = []
     repeats = REPEATS[device.type]
-    operands = _operands(torch, device)
+    left = exact_data.data(torch, SIZE[device.type], SIZE[device.type], device, SEED)
+    # Every GPU has fp16 units, and every CPU torch bfloat16: which it is makes no difference to the bits.
+    operands = left, left.to(torch.float16 if device.type == "cuda" else torch.bfloat16)
     for _ in range(repeats):
         work = training.Training(torch, device, seed=11)
         work.run(0, STEPS)
@@ -49,12 +51,6 @@ def measure(rank: Rank) -> Measured:
     model = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     probe = next(work.model.parameters())
     return {**process_group.standing(rank, probe), "model": model, "repeats": repeats, "digests": digests}
-
-
-def _operands(torch: Any, device: Any) -> tuple[Any, Any]:
-    left = exact_data.data(torch, SIZE[device.type], SIZE[device.type], device, SEED)
-    # Every GPU has fp16 units, and every CPU torch bfloat16: which it is makes no difference to the bits.
-    return left, left.to(torch.float16 if device.type == "cuda" else torch.bfloat16)
 
 
 def _sums(torch: Any, operands: tuple[Any, Any]) -> Any:

@@ -57,7 +57,7 @@ def measure(rank: Rank) -> Measured:
         return {**entry, "lacking": why}
     seed = training.seed_of(rank)
     task = _task(seed)
-    kinds = {"float8": _linear(torch), "bfloat16": _plain}
+    kinds = {"float8": _linear(torch), "bfloat16": lambda inputs, weight: inputs @ weight.t()}
     losses = {name: _train(torch, device, task, linear) for name, linear in kinds.items()}
     return {**entry, "seed": seed, "losses": losses}
 
@@ -81,10 +81,6 @@ def _task(seed: int) -> _Fp8Task:
     outputs = training.affine(inputs, narrow("targets", CLASSES), [0.0] * CLASSES)
     targets = [[math.tanh(value) for value in row] for row in outputs]
     return _Fp8Task(inputs, targets, (narrow("first", WIDTH), narrow("second", CLASSES)))
-
-
-def _plain(inputs: Any, weight: Any) -> Any:
-    return inputs @ weight.t()
 
 
 def _linear(torch: Any) -> Any:

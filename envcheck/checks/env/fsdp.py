@@ -125,7 +125,10 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         most = max(most, error)
     together = (training.drifted(ranks, "ended", "when gathered"), _incomplete(ranks))
     findings += [problem for problem in together if problem]
-    return worst(findings, otherwise=_passed(ranks, most))
+    where = f"{len(ranks)} ranks over {ranks[0]['backend']}"
+    summary = f"{ranks[0]['total']} parameters sharded over {where} train as in one process"
+    about = {"digest": ranks[0]["ended"], "seed": ranks[0].get("seed")}
+    return worst(findings, otherwise=passed(summary, value=most, limit=LIMIT, **about))
 
 
 def _worst(errors: list[Any]) -> float:
@@ -147,9 +150,3 @@ def _incomplete(ranks: Ranks) -> process_group.Problem:
         return None
     summary = f"the ranks held {held} of {total} parameters: they were not sharded"
     return failed(summary, fix="reinstall or update torch, as its FSDP2 is broken", held=held, code="fsdp.not-sharded")
-
-
-def _passed(ranks: Ranks, worst: float) -> Outcome:
-    where = f"{len(ranks)} ranks over {ranks[0]['backend']}"
-    summary = f"{ranks[0]['total']} parameters sharded over {where} train as in one process"
-    return passed(summary, value=worst, limit=LIMIT, digest=ranks[0]["ended"], seed=ranks[0].get("seed"))

@@ -13,7 +13,7 @@ from typing import Any
 
 from envcheck.checks import PASS, Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, undecided, worst
 from envcheck.checks.env import fp8_training
-from envcheck.checks.support import exact_data, gpu_speed, process_group
+from envcheck.checks.support import exact_data, gpu_speed, process_group, training
 from envcheck.checks.support import sampler as hardware_sampler
 
 CHECK = Check(
@@ -30,7 +30,6 @@ CHECK = Check(
 SIZE = 8192
 PREHEAT, INTERVAL = 5.0, 0.5
 WARMUP, ITERATIONS = 5, 25
-BFLOAT16_SINCE = (8, 0)
 DTYPES = {
     "bfloat16": "gemm-bfloat16",
     "float16": "gemm-float16",
@@ -74,7 +73,7 @@ def measure(rank: Rank) -> Measured:
 def _lacking(torch: Any, dtype: str, device: Any, capability: tuple[int, int]) -> str:
     if dtype == "float8":
         return fp8_training.lacking(torch, device, capability)
-    return "not in this GPU" if dtype in ("bfloat16", "tf32") and capability < BFLOAT16_SINCE else ""
+    return "not in this GPU" if dtype in ("bfloat16", "tf32") and capability < training.BFLOAT16_SINCE else ""
 
 
 def _preheat(torch: Any, data: Any) -> None:

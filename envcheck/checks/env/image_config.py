@@ -11,6 +11,7 @@ from pathlib import Path
 import envcheck
 from envcheck import checks
 from envcheck.checks import Measured, Outcome, Rank, Ranks, View, passed, skipped, undecided, warned, worst
+from envcheck.checks.support import control_group
 
 CHECK = checks.Check(
     promise="the image runs as a user of its own, under an init that reaps and hands signals on", level="static"
@@ -35,8 +36,8 @@ def measure(rank: Rank) -> Measured:
         "image": is_image(),
         "contained": contained(),
         "uid": os.getuid(),
-        "mapped": _mapped(_read("/proc/self/uid_map")),
-        "init": _read("/proc/1/comm").strip(),
+        "mapped": _mapped(control_group.text(Path("/proc/self/uid_map"))),
+        "init": control_group.text(Path("/proc/1/comm")).strip(),
     }
 
 
@@ -44,13 +45,6 @@ def _mapped(text: str) -> bool:
     """Return whether uid 0 in here is somebody else outside, as in a rootless container."""
     first = text.split()[:2]
     return len(first) == 2 and first != ["0", "0"]  # noqa: PLR2004 (inside and outside)
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:

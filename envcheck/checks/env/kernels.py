@@ -453,7 +453,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     limit = Limit(BOUND[closest["dtype"]], "units roundoff", SOURCE, "at most")
     summary = f"{runs} runs of operators agree with float64 on {counted(len(ranks), 'rank')}"
     nearest = f"closest to its bound: {closest['operator']} {closest['dtype']}"
-    about = {"seed": ranks[0].get("seed"), "absent": ranks[0].get("absent")}
+    about: Any = {"seed": ranks[0].get("seed"), "absent": ranks[0].get("absent")}
     return passed(f"{summary}; {nearest}", value=closest["error"], limit=limit, **about)
 
 

@@ -133,7 +133,6 @@ def _wrong(entry: Measured) -> Outcome:
 
 
 def _whole(ranks: Ranks) -> float:
-    """Return the bus bandwidth of the all-reduce, by the mean time over ranks."""
     seconds = statistics.fmean(entry["whole"]["seconds"] for entry in ranks)
     return bandwidth_curves.busbw("all-reduce", ranks[0]["whole"]["bytes"], seconds, len(ranks))
 

@@ -218,7 +218,6 @@ def _details(ranks: Ranks) -> Measured:
     middle = statistics.median(medians.values())
     return {
         "seconds": medians,
-        "over_middle": {rank: round(seconds / middle - 1, 4) for rank, seconds in medians.items()},
         "spread": round((max(medians.values()) - min(medians.values())) / middle, 4),
         "late": {str(rank): round(seconds, 6) for rank, seconds in lateness(ranks).items()},
     }

@@ -28,7 +28,6 @@ CHECK = checks.Check(
 
 SIZE = 8192
 SECONDS, BATCH, INTERVAL = 180.0, 1.0, 1.0
-BFLOAT16_SINCE = (8, 0)
 # The clock of a cold GPU is higher than it can hold: the first sixth is no measure of anything.
 WARM, WINDOWS = 6, 5
 _FEWEST = 6
@@ -43,7 +42,7 @@ def measure(rank: Rank) -> Measured:
 
     training.make(torch)
     device = process_group.device_of(rank)
-    native = torch.cuda.get_device_capability(device) >= BFLOAT16_SINCE
+    native = torch.cuda.get_device_capability(device) >= training.BFLOAT16_SINCE
     seed = exact_data.seed(rank.rank)
     data = exact_data.data(torch, SIZE, SIZE, device, seed).to(torch.bfloat16 if native else torch.float16)
     entry: Measured = {**process_group.standing(rank, data), "name": torch.cuda.get_device_name(device)}

@@ -40,8 +40,6 @@ _LOG_LIMIT = 1 << 15
 _FAILURE = re.compile(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: (-?\d+)")
 _RAISED = re.compile(r"^(?:\[rank\d+\]:? ?)?([\w.]*(?:Error|Exception): .*)", re.MULTILINE)
 _AT_EXIT = re.compile(r"Error in atexit\._run_exitfuncs|Exception ignored in atexit callback")
-# What the runner sets for its own groups; torchrun sets what its ranks need.
-_OURS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NAME_FIX = "see the check name-resolution; until it is mended, start torchrun with --standalone on a single machine"
 _FIX = "run `torchrun --nproc_per_node 2` with a small program by hand; the check's log has what torchrun printed"
 
@@ -89,8 +87,7 @@ def _arguments(nproc: int, by_name: bool, scratch: str) -> list[str]:  # noqa: F
 
 
 def _run(command: list[str]) -> tuple[int | None, str]:
-    for name in _OURS:
-        os.environ.pop(name, None)
+    process_group.leave()
     if os.environ.get("GLOO_SOCKET_IFNAME") == "lo":
         del os.environ["GLOO_SOCKET_IFNAME"]  # the runner's own default
     done = subprocesses.run(command, PATIENCE)

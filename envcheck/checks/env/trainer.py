@@ -209,15 +209,12 @@ def _trained(entry: Measured) -> Outcome:
 
 
 STEPS, SAVED_AT = 8, 4
-# What a launcher says of ranks: the Trainer would join their group.
-_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _WORDS, _LENGTH, _WIDTH, _BATCH, _EXAMPLES, _RATE = 29, 12, 32, 8, 64, 2e-2
 
 
 def isolate(directory: Path) -> None:
     """Keep this process's Hugging Face libraries offline, alone and in their own directory; before their import."""
-    for name in _LAUNCHER:
-        os.environ.pop(name, None)
+    process_group.leave()
     offline = dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1")
     os.environ.update({**offline, "HF_HOME": str(directory / "hf"), "TOKENIZERS_PARALLELISM": "false"})
 
@@ -306,7 +303,6 @@ def _arguments(directory: Path, logs: Path, *, bf16: bool, cpu: bool, tensorboar
 
 
 def _progressions(torch: Any) -> list[dict[str, Any]]:
-    """Return sequences in which each word is the one before plus a step of the sequence's own."""
     rows = [[(5 * start + step * (1 + start % 3)) % _WORDS for step in range(_LENGTH)] for start in range(_EXAMPLES)]
     return [{"input_ids": torch.tensor(row), "labels": torch.tensor(row)} for row in rows]
 

@@ -95,7 +95,7 @@ def _extension(name: str, dist: importlib.metadata.Distribution) -> InstalledExt
         str(root),
         libraries,
         unread,
-        [line for line in dist.requires or [] if (_required(line) in KNOWN or bool(_BASE.fullmatch(_required(line))))],
+        [line for line in dist.requires or [] if (required(line) in KNOWN or bool(_BASE.fullmatch(required(line))))],
         re.findall(r"(?m)^Tag: *(\S+)", dist.read_text("WHEEL") or ""),
         _other_python(paths),
         _listed(dist) is not None,
@@ -179,14 +179,10 @@ def _binds(path: Path) -> bool:
     )
 
 
-def _required(line: str) -> str:
+def required(line: str) -> str:
+    """Return the name of the package in a requirement."""
     match = _REQUIREMENT.match(line)
     return key(match[1]) if match else ""
-
-
-def required_names(extension: InstalledExtension) -> list[str]:
-    """Return the names of the packages in an extension's requirements."""
-    return [_required(line) for line in extension.requires]
 
 
 def _other_python(paths: Iterable[str]) -> list[str]:

@@ -9,11 +9,13 @@ The others are functions here, which take a device and return (result, expected)
 from __future__ import annotations
 
 import importlib
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from envcheck.checks.extensions.installed import KNOWN
+from envcheck.checks.support import training
 
 Result = tuple[Any, Any]
 
@@ -189,18 +191,11 @@ def run(operation: Operation, device: str) -> dict[str, Any]:
     numbers, right = _numbers(result), _numbers(expected)
     on = str(getattr(result, "device", "")) if operation.name not in _RETURN_NUMBERS else ""
     count = [len(numbers), len(right)]
-    off, tolerance = _off(numbers, right), operation.tolerance
-    return {"name": operation.name, "device": device, "on": on, "count": count, "off": off, "tolerance": tolerance}
+    off, tolerance = training.off(numbers, right), operation.tolerance
+    told = {"name": operation.name, "device": device, "on": on, "count": count, "tolerance": tolerance}
+    return {**told, "off": off if math.isfinite(off) else None}
 
 
 def _numbers(values: Any) -> list[float]:
     flat = values.float().cpu().flatten().tolist() if hasattr(values, "flatten") and hasattr(values, "cpu") else values
     return [float(v) for part in flat for v in (part if isinstance(part, (list, tuple)) else [part])]
-
-
-def _off(numbers: list[float], right: list[float]) -> float | None:
-    if len(numbers) != len(right) or not right:
-        return None
-    scale = max(map(abs, right)) or 1.0
-    differences = [abs(a - b) / scale for a, b in zip(numbers, right)]
-    return max(differences) if all(difference < float("inf") for difference in differences) else None

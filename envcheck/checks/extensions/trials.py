@@ -26,6 +26,7 @@ from typing import Any
 from envcheck.binaries import native_library
 from envcheck.checks.extensions import installed, operations
 from envcheck.checks.extensions.installed import KNOWN, InstalledExtension, import_name
+from envcheck.checks.support import process_group
 
 # One extension may take so long, as in the design of this check; the rest of the time is for the others.
 SECONDS = 120.0
@@ -40,8 +41,6 @@ _LONGEST_TEXT = 2000
 _NUMBER = re.compile(r"(?<=[a-z_])\d+(?=(?:_nocublaslt)?(?:\.abi3|\.cpython-\w+-[\w-]+)?\.so|/)")
 # What an extension says whose dependency has changed: numpy 2.5 took row_stack away from numba-cuda 0.30.
 GONE = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'|cannot import name '(\w+)' from '([\w.]+)'")
-# What the runner sets for a group of ranks: an extension would join that group.
-_GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def run_all(extensions: Iterable[InstalledExtension], scratch: Path, seconds: float, *, gpu: bool) -> dict[str, Any]:
@@ -119,8 +118,7 @@ class _Trial:
         os.environ.setdefault("PYTHONUSERBASE", site.getuserbase())
         os.environ |= {"HOME": str(home), "XDG_CACHE_HOME": f"{home}/.cache", "XDG_CONFIG_HOME": f"{home}/.config"}
         os.environ |= {"TORCH_EXTENSIONS_DIR": f"{home}/torch", "TRITON_CACHE_DIR": f"{home}/triton"}
-        for name in _GROUP:
-            os.environ.pop(name, None)
+        process_group.leave()
 
     def _step(self, name: str, **facts: Any) -> None:
         self.facts.update(facts, step=name, seconds=round(time.monotonic() - self.begun, 2))

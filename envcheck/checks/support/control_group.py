@@ -34,10 +34,10 @@ def directories(controller: str) -> Iterator[Path]:
 
 
 def text(path: Path) -> str:
-    """Return what a file of a control group says; "" where it cannot be read."""
+    """Return what a file of the kernel's says; "" where it cannot be read."""
     try:
-        return path.read_text(encoding="ascii")
-    except (OSError, ValueError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
         return ""
 
 

@@ -138,12 +138,11 @@ def first_difference(one: bytes, other: bytes) -> tuple[int, int] | None:
 
 # Elements compared at once: what is held besides the two tensors stays small.
 PIECE = {"cuda": 1 << 26, "cpu": 1 << 20}
-_WORDS = {8: "int64", 4: "int32", 2: "int16", 1: "int8"}
 
 
 def differing(torch: Any, received: Any, expected: Any) -> Any:
     """Return how many elements of two tensors differ in any bit: an int64 on their device, which is not waited for."""
-    words = getattr(torch, _WORDS[received.element_size()])
+    words = getattr(torch, {8: "int64", 4: "int32", 2: "int16", 1: "int8"}[received.element_size()])
     return received.view(words).bitwise_xor(expected.view(words)).ne(0).sum()
 
 

@@ -387,7 +387,9 @@ def link(view: View, source: str, target: str) -> str:
     if source not in by_uuid or target not in by_uuid:
         return ""
     ends = {by_uuid[end].signal("index").value for end in (source, target)}
-    pair = next((p for p in _matrix(view) if {p.get("a"), p.get("b")} == ends), {})
+    pair: Any = next(
+        (pair for pair in view.snapshot.signal("gpu.p2p").value or [] if {pair["a"], pair["b"]} == ends), {}
+    )
     remotes = [by_uuid[end].signal("nvlink_remotes").value or [] for end in (source, target)]
     if all(isinstance(far, list) and far and set(far) == {"switch"} for far in remotes):
         return "nvswitch"
@@ -398,8 +400,3 @@ def links_up(view: View, *ends: str) -> int:
     """Return how many NVLinks the one of these GPUs has that has fewest; 0 where NVML does not say."""
     counts = [gpu.signal("nvlinks_active").value for gpu in view.snapshot.gpus if gpu.uuid in ends]
     return min(counts) if counts and all(isinstance(count, int) for count in counts) else 0
-
-
-def _matrix(view: View) -> list[dict[str, Any]]:
-    pairs = view.snapshot.signal("gpu.p2p").value
-    return [pair for pair in pairs if isinstance(pair, dict)] if isinstance(pairs, list) else []

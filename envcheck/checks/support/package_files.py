@@ -150,7 +150,8 @@ def strangers(package: Package, others: Iterable[Package]) -> list[str]:
     """Return Python files and libraries in the package's own directories that no package of the family brought."""
     listed = {str(item.path) for owner in (package, *others) for item in owner.files}
     root = Path(package.where).parent
-    tops = {item.path.relative_to(root).parts[0] for item in package.files if _below(item.path, root)}
+    own, depth = [item.path.parts for item in package.files], len(root.parts)
+    tops = {parts[depth] for parts in own if parts[:depth] == root.parts and len(parts) > depth + 1}
     unlisted = []
     for top in sorted(top for top in tops if (root / top).is_dir() and not top.endswith((".dist-info", ".egg-info"))):
         for directory, _, names in os.walk(root / top):
@@ -159,8 +160,3 @@ def strangers(package: Package, others: Iterable[Package]) -> list[str]:
                 if name.endswith((".py", ".so", ".pth")) or ".so." in name:
                     unlisted += [] if path in listed else [path]
     return unlisted
-
-
-def _below(path: Path, root: Path) -> bool:
-    parts = path.parts
-    return parts[: len(root.parts)] == root.parts and len(parts) > len(root.parts) + 1

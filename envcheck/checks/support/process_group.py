@@ -103,6 +103,12 @@ def standing(rank: Rank, tensor: Any, backend: str | None = None) -> Measured:
     }
 
 
+def leave() -> None:
+    """Take back what the runner says of the group: what is started here, as torchrun, would join it."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+
+
 def _device_identity(tensor: Any) -> str:
     if not tensor.is_cuda:
         return "cpu"
@@ -165,26 +171,23 @@ def counts(value: Any) -> bool:
 def _elsewhere(view: View, ranks: Ranks, backend: bool) -> Problem:  # noqa: FBT001 (as above)
     gpu = view.mode == "gpu"
     for entry in ranks:
+        who = f"rank {entry['rank']}"
         if not isinstance(entry.get("device"), str) or not entry["device"]:
-            return undecided(
-                f"rank {entry['rank']} does not say on which device it was",
-                code="rank.device-unknown",
-                culprit=f"rank {entry['rank']}",
-            )
+            return undecided(f"{who} does not say on which device it was", code="rank.device-unknown", culprit=who)
         if entry.get("is_cuda") is not gpu:
             return failed(
-                f"rank {entry['rank']} computed on {entry.get('device')}, not on {'its GPU' if gpu else 'the CPU'}",
+                f"{who} computed on {entry.get('device')}, not on {'its GPU' if gpu else 'the CPU'}",
                 fix="look for a CPU-only wheel (torch.version.cuda is None) or code that falls back to the CPU",
                 code="rank.wrong-device",
-                culprit=f"rank {entry['rank']}",
+                culprit=who,
             )
         expected = "nccl" if gpu else "gloo"
         if backend and entry.get("backend") != expected:
             return failed(
-                f"rank {entry['rank']} used backend {entry.get('backend')}, not {expected}",
+                f"{who} used backend {entry.get('backend')}, not {expected}",
                 fix="install a torch built with NCCL; gloo moves every gradient through the host",
                 code="rank.wrong-backend",
-                culprit=f"rank {entry['rank']}",
+                culprit=who,
             )
     return None
 

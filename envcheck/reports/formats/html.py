@@ -105,7 +105,9 @@ def status(word: str) -> str:
 def page(report: RunReport) -> str:
     """Return the page: the verdict, problems, checks, GPUs, what was measured; evidence folded away."""
     title = f"{report.verdict.status}: {report.host.name}, {report.target.name}"
-    body = [_findings(report), _checks(report), _gpus(report), _figures(report), _evidence(report)]
+    cards = "".join(map(_finding, phrases.by_status(report.outcomes, phrases.FINDINGS)))
+    wrong = f"<h2>What is wrong, and what to do</h2>\n{cards}" if cards else ""
+    body = [wrong, _checks(report), _gpus(report), _figures(report), _evidence(report)]
     content = f"{_verdict(report)}<main>\n{''.join(body)}</main>\n"
     return document(f"envcheck {title}", content, f"envcheck {report.tool}, {report.schema}")
 
@@ -117,11 +119,6 @@ def _verdict(report: RunReport) -> str:
     sentence = f"<h1>{text(report.verdict.sentence)}</h1>"
     head = f'{sentence}<p class="counts">{counts}</p>{first}{definitions(phrases.facts(report))}'
     return f'<header class="verdict {report.verdict.status}">{head}</header>\n'
-
-
-def _findings(report: RunReport) -> str:
-    cards = [_finding(same) for same in phrases.by_status(report.outcomes, phrases.FINDINGS)]
-    return f"<h2>What is wrong, and what to do</h2>\n{''.join(cards)}" if cards else ""
 
 
 def _finding(same: list[OutcomeRow]) -> str:
@@ -161,7 +158,6 @@ def _blame(outcomes: list[OutcomeRow]) -> str:
 
 
 def _read(gpu: Gpu, names: tuple[str, ...]) -> str:
-    """Return the cell of signals, or why the first could not be read."""
     first = gpu.signal(names[0])
     if first.value is None:
         why = f' title="{text(first.reason)}"' if first.reason else ""
@@ -220,7 +216,7 @@ def _figures(report: RunReport) -> str:
         "".join(
             figure(drawn)
             for outcome in report.outcomes
-            if phrases.judged(outcome) is is_so
+            if (outcome.limit is not None and phrases.number(outcome.value) is not None) is is_so
             for drawn in figures(outcome)
         )
         for is_so in (True, False)

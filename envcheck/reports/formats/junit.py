@@ -58,7 +58,6 @@ def junit(report: RunReport) -> str:
 
 
 def _case(suite: ET.Element, level: str, name: str, seconds: float, status: str, told: tuple[str, str, str]) -> None:
-    """Add a test case; of one that failed the message, the type and the text."""
     place = {"classname": f"envcheck.{level}", "name": name, "time": f"{max(seconds, 0):.3f}"}
     case, (message, kind, text) = ET.SubElement(suite, "testcase", place), told
     if status == "skip":

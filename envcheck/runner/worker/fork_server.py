@@ -236,7 +236,8 @@ def guard(argv: list[str]) -> int:
     process_tree.adopt_orphans()
     status = _watch_nursery(_start_nursery(directory, plan))
     process_tree.end_descendants(_LIMIT)
-    if status and not _said(directory):
+    said = directory / "events.jsonl"
+    if status and not (said.exists() and said.stat().st_size):  # before it says anything a nursery only imports torch
         plan["import_ended"] = import_trials.lost(status, directory / "worker.log", plan["import_timeout"])
         status = _watch_nursery(_start_nursery(directory, plan))
         process_tree.end_descendants(_LIMIT)
@@ -250,12 +251,6 @@ def guard(argv: list[str]) -> int:
         ended = {"signal": signal.Signals(-status).name} if status < 0 else {"code": status}
         Events(directory, plan["run"]).emit("died", **ended)
     return min(abs(status), 1)
-
-
-def _said(directory: Path) -> bool:
-    """Return whether a nursery has said anything: before that it only imports torch."""
-    events = directory / "events.jsonl"
-    return events.exists() and events.stat().st_size > 0
 
 
 def _start_nursery(directory: Path, plan: dict[str, Any]) -> int:

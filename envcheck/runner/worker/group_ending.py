@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -51,11 +50,6 @@ class End(NamedTuple):
     rank: int
     status: int | None
     log: str
-
-
-def has_result(directory: Path, rank: int) -> bool:
-    """Return whether a rank has left something with the name of its result file."""
-    return os.path.lexists(directory / f"rank{rank}.json")
 
 
 def result(directory: Path, rank: int) -> dict[str, Any]:

@@ -6,25 +6,19 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
+from envcheck.node import subprocesses
+
 _PR_SET_CHILD_SUBREAPER = 36
 _TICK = 0.01
 _survivors: set[int] = set()  # in uninterruptible sleep, as a broken driver leaves them: named once, then left
 
 
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
 def die_with_parent(parent: int) -> None:
     """Have the kernel SIGKILL this process when `parent` dies, even if it has died already."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if not subprocesses.ends_with(parent):
         os._exit(128 + signal.SIGKILL)
 
 
@@ -39,7 +33,7 @@ def die_first() -> None:
 
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent dies, whatever session it fled to."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children(pid: int) -> list[int]:

@@ -243,7 +243,7 @@ def _watch(members: list[_Member], directory: Path, deadline: float, cancelled: 
                     selector.unregister(key.fd)
             # Of those found dead in one look, a signal explains an exception better than the other way round.
             ended_members = sorted((m for m in members if m.poll()), key=lambda m: (m.status or 0, m.rank))
-            if any(m.status or not group_ending.has_result(directory, m.rank) for m in ended_members):
+            if any(m.status or not os.path.lexists(directory / f"rank{m.rank}.json") for m in ended_members):
                 deadline = min(deadline, time.monotonic() + _GRACE)
             ended += ended_members
             if time.monotonic() >= look:

@@ -121,8 +121,7 @@ def test_a_slow_rank_is_named_on_each_side_of_the_limits(
         assert outcome.status == status
         assert outcome.details["ranks"] == [1]
         assert "rank 1 (" in outcome.summary
-        # Which rank is how far off the middle one, so that all of them can be drawn.
-        assert outcome.details["over_middle"]["1"] == max(outcome.details["over_middle"].values())
+        assert outcome.details["seconds"]["1"] == max(outcome.details["seconds"].values())
         assert 0 < outcome.details["spread"] < ratio
 
 

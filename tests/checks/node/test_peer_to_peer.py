@@ -100,11 +100,10 @@ FAST = CheckModule(
 def test_a_speed_that_falls_short_beside_somebody_elses_work_is_not_told(node: Node, put_gpu: Node) -> None:
     free = node("h100x8")
     taken = put_gpu(free, [3], memory_used=70 << 30, processes=[{"pid": 4711, "name": "python"}])
-    other = taken.snapshot.gpus[3].uuid
     outcome = judging.excuse_busy(SLOW, judging.Evidence(FAST, taken, {}))
     assert outcome.status == ERROR
     assert outcome.summary == "measured while 4711 (python) held 70.0 GiB on GPU 3: slow"
-    assert (outcome.details["tenants"], bool(outcome.remedy)) == ([other], True)
+    assert outcome.remedy
     assert judging.excuse_busy(LOW, judging.Evidence(FAST, taken, {})).status == WARN
     assert "4711 (python)" in judging.excuse_busy(LOW, judging.Evidence(FAST, taken, {})).summary
     assert judging.excuse_busy(SLOW, judging.Evidence(FAST, free, {})) == SLOW
