@@ -267,7 +267,7 @@ def test_an_alias_does_not_go_back_when_its_newest_promotion_is_overwritten(
 
 
 def test_an_index_with_two_images_of_one_architecture_is_not_promoted(site: Site) -> None:
-    index = push_index(site.repository, "both", amd64="one", amd64_v3="two")
+    index = push_index(site.repository, "both", amd64="one", amd64_v1="two")
     assert site.publish(site.image("one"))[0] == 0
     status, message = site.promote(index, "--to", "stable")
     assert (status, "two images of one architecture" in message) == (1, True), message
