@@ -117,10 +117,7 @@ def checked(requirements: Iterable[str]) -> list[str]:
 
 
 def read_requirements(path: Path) -> list[str]:
-    """Return the requirements of a requirements.txt; ConfigError names the line that is none.
-
-    Options are refused: where packages come from is for the mirror profile to say, and an option could go around it.
-    """
+    """Return the requirements of a file; ConfigError for what is none, and for options: a profile says from where."""
     try:
         lines = safe_files.read_whole(path, 1 << 20).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -152,10 +149,7 @@ def _requirement(line: str, where: str) -> str:
 
 
 def lock_build_requirements(spec: ImageSpec, requirements: Sequence[str], profile: Profile, name: str) -> list[Pin]:
-    """Return what the build of a package called `name` needs besides what a spec holds.
-
-    Raise ConfigError, in one line, for requirements that contradict the spec.
-    """
+    """Return what building a package needs besides what a spec holds; ConfigError where that contradicts the spec."""
     try:
         return _on_top(_for_base(spec), requirements, spec.locks, profile, f"what {name} is built with")
     except UnsatisfiableError as error:
@@ -212,10 +206,7 @@ _TIMEOUT: Final = 600.0
 
 
 def uv_for(arch: HostArch, profile: Profile) -> Path:
-    """Return uv of templates/uv.lock for an architecture; it is fetched through the profile once, held to its hash.
-
-    Where no source of the profile has it, that is an UnavailableError.
-    """
+    """Return uv of templates/uv.lock for an architecture, fetched once; UnavailableError where no source has it."""
     lock = data_path("templates") / "uv.lock"
     (pin,) = parse_lock(lock.read_text(), "base", "templates/uv.lock").pins
     kept = state_path("tools", f"uv-{pin.version}-{arch}")

@@ -36,7 +36,9 @@ _SPEC: Final = re.compile(
 )
 _ITEM: Final = re.compile(r"(?P<indent>\s*)-\s+(?P<value>.*)")
 _QUOTED: Final = re.compile(r"(?<![=\s])\s*[\"'](?P<value>[A-Za-z][^\"'\n]*)[\"']")
-_UV_INDEX: Final = re.compile(r"(?m)^\[\[tool\.uv\.index\]\][^\[]*")
+_UV_INDEX: Final = re.compile(r"(?m)^\[\[tool\.(?:uv\.index|poetry\.source)\]\][^\[]*")
+_POETRY: Final = re.compile(r"(?ms)^\[tool\.poetry\.(?:group\.[\w-]+\.)?dependencies\]$.*?(?=^\[|\Z)")
+_POETRY_ROW: Final = re.compile(r"(?m)^(?P<name>[A-Za-z][\w.-]*)\s*=\s*(?:[\"'](?P<version>[^\"']*)|(?P<row>\{.*\}))")
 _UV_SOURCE: Final = re.compile(r"(?m)^(?P<name>[\w-]+)\s*=\s*(?P<value>\{[^}\n]*\}|\[\s*\{[^\]]*\])")
 _LOCKED: Final = re.compile(
     r"(?m)^name = \"(?P<name>[^\"]+)\"\nversion = \"(?P<version>[^\"]+)\"\n"
@@ -185,12 +187,27 @@ def _toml(source: PreparedDocument) -> PinnedFile:
         pin = _pin(source.line(text.start()), text["value"])
         if pin and (pin.specifier or pin.name in indexes):
             pins.append(replace(pin, indexes=indexes.get(pin.name, ())))
+    for table in _POETRY.finditer(code):
+        for row in _POETRY_ROW.finditer(code, table.start(), table.end()):
+            specifier = _of_poetry(row["version"] or _value(row["row"] or "", "version"))
+            index = Index(urls.get(_value(row["row"] or "", "source"), ""))
+            pin = _pin(source.line(row.start()), f"{row['name']}{specifier}", indexes=(index,) if index.url else ())
+            pins.append(pin)
     for row in locked:
         if not (markers := re.findall(r"\"(.+)\"", row["markers"] or "")) or any(map(_on_linux, markers)):
             at, index = source.line(row.start()), Index(row["url"])
             pins.append(_pin(at, f"{row['name']}=={row['version']}", indexes=(index,), sure=True))
-    python = _pin(1, f"python{_value(code, 'requires-python')}")
+    poetry = next((pin.specifier for pin in pins if pin and pin.name == "python"), "")
+    python = _pin(1, f"python{_value(code, 'requires-python') or poetry}")
     return PinnedFile(tuple(filter(None, pins)), (), python.specifier if python else "")
+
+
+def _of_poetry(version: str) -> str:
+    """Return a version of Poetry as PEP 440 has it; what is neither is left to be no requirement."""
+    caret = re.fullmatch(r"\^(?P<whole>(?P<major>[0-9]{1,4})[0-9.]*)", version)
+    if caret:
+        return f">={caret['whole']},<{int(caret['major']) + 1}"
+    return f"=={version}" if version[:1].isdigit() else version.replace("~", "~=", 1)
 
 
 def _value(text: str, name: str) -> str:

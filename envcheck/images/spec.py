@@ -166,10 +166,7 @@ def load_specs(matrix: Matrix, cell: Cell, *, images_dir: Path | None = None, ar
 
 
 def with_user_packages(spec: ImageSpec, lock: Lock, native: Collection[str] = ()) -> ImageSpec:
-    """Return the spec with a user's lock on top; it promises each package, as no shipped lock names them all.
-
-    The packages that `native` names become a lock of their own, extensions.lock, with those of the target.
-    """
+    """Return the spec with a user's lock on top, all promised; `native` packages are in extensions.lock."""
     names = [pin.name for pin in lock.pins]
     of_target = [pin for each in spec.locks if each.group == "extensions" for pin in each.pins]
     parts: dict[Group, list[Pin]] = {

@@ -180,10 +180,7 @@ def kept_hash(wheel: str) -> str:
 
 
 def fetch_new(store: Store, wheel: WantedFile, client: Client) -> tuple[str, Path]:
-    """Fetch a wheel whose hash is not known into the store; return it, and the file that keeps it for later builds.
-
-    Raises UnavailableError where its place does not answer, or answers with something that is no wheel.
-    """
+    """Fetch a wheel of unknown hash; return the hash and the file that keeps it. UnavailableError: there is none."""
     url, name = wheel.urls[0], wheel.path.name
     store.root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".first-use-", dir=store.root) as scratch:

@@ -21,6 +21,9 @@ _LAST_CONDA: Final = "2.5.1"
 _REFUSED: Final = frozenset({TORCH_PINNED, TORCH_ABI, CUDA_MAJOR, NO_GPU_CODE, PINS_CONFLICT})
 # From these on, METADATA names no one torch (torchvision 0.29.1: torch>=2.14.0, torchaudio 2.11.0: none).
 _FREE: Final = {"torchvision": "0.29.1", "torchaudio": "2.11.0"}
+# What torch's wheels pin themselves, by the fact.
+_LIBRARIES = {f"nvidia-{name}-cu{major}": name for name in ("cudnn", "nccl") for major in (11, 12, 13)}
+_LIBRARIES["triton"] = "triton"
 _PYTHONS: Final = tuple(f"3.{minor}" for minor in range(8, 16))
 _OF_VARIANT: Final = re.compile(r"/(?:whl|pytorch-wheels)/(?P<variant>cpu|cu\d{2,3})\b")
 _PYTHON_INDEX: Final = re.compile(r"https?://(?:pypi\.[^/]+|[^/]+/(?:repository/)?pypi(?:/web)?)/simple/?")
@@ -99,9 +102,17 @@ def judge(matrix: Matrix, extensions: Extensions, file: PinnedFile, query: Query
     """Return the findings for the node of `query`, by line. Raises ConfigError for an invalid query."""
     rules = _Judge(matrix, extensions, file, query)
     by_name = {"torch": rules.torch, "torchvision": rules.companion, "torchaudio": rules.companion}
+    by_name |= dict.fromkeys([*_LIBRARIES, "numpy"], rules.library)
     found = [finding for line, image in file.bases for finding in rules.base(line, image)]
     found += [finding for pin in file.pins for finding in by_name.get(pin.name, rules.extension)(pin)]
     return sorted(dict.fromkeys(found))
+
+
+def not_on_record(extensions: Extensions, file: PinnedFile) -> list[str]:
+    """Return the native extensions that are pinned to releases without facts: these are not judged."""
+    pins = (pin for pin in file.pins if pin.exact and pin.name not in {*_FREE, *_LIBRARIES})
+    rows = ((pin, extensions.find(pin.name)) for pin in pins)
+    return [pin.text for pin, row in rows if row and not any(meets(r.version, pin.specifier) for r in row.releases)]
 
 
 class _Judge:
@@ -202,15 +213,35 @@ class _Judge:
         near = [other for other in torches if other.group == pin.group] or torches
         return near[0] if len({(other.exact, other.local) for other in near}) == 1 else None
 
+    def library(self, pin: Pin) -> Iterator[PinFinding]:
+        torch = self.beside(pin)
+        answer = self.answer(torch) if torch else None
+        release = self.matrix.release(torch.exact or "") if torch else None
+        if torch is None or answer is None or release is None:
+            return
+        if pin.name == "numpy":
+            # torch 2.3 is the first for NumPy 2 (securefederatedai/openfederatedlearning#999).
+            if key(release.torch) < key("2.3.0") and re.search(r"(==|~=|>=?)2", pin.specifier):
+                what = f'torch {release.torch} is built for NumPy 1: with NumPy 2, "Numpy is not available"'
+                yield PinFinding(pin.line, "P109", "unreal", what, "write numpy<2")
+            return
+        variant, locked = release.variant(answer.query.variant or ""), pin.sure and not pin.group
+        wanted = getattr(variant, _LIBRARIES[pin.name]) if variant and variant.libraries_verified else None
+        # A lock's overrides are meant so; one command with both is refused.
+        if wanted and pin.exact and torch.group == pin.group and not locked and not meets(pin.exact, f"=={wanted}.*"):
+            what = f"torch {torch.exact}+{answer.query.variant} requires {pin.name} {wanted}: pip takes no other"
+            yield PinFinding(pin.line, "P109", "unreal", what, "leave it out: torch brings it")
+
     def companion(self, pin: Pin) -> Iterator[PinFinding]:
         torch = self.beside(pin)
         release = self.matrix.release(torch.exact or "") if torch else None
         wanted: str | None = getattr(release, pin.name, None)
-        if torch is None or release is None or pin.exact is None or wanted is None:
+        version = pin.exact or pin.specifier.removeprefix("==").removesuffix(".*")
+        if torch is None or release is None or not re.fullmatch(r"[0-9.]+", version) or wanted is None:
             return
         what = ""
-        if self._of_another(pin.name, pin.exact, release, wanted):
-            what = f"{pin.name} {pin.exact} is for another torch than {release.torch}"
+        if self._of_another(pin.name, version, release, wanted):
+            what = f"{pin.name} {version} is for another torch than {release.torch}"
         elif pin.local and torch.local and pin.local != torch.local:
             what = f"{pin.name} of {pin.local} loads another CUDA than torch of {torch.local}"
         if what:

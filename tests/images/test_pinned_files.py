@@ -39,6 +39,9 @@ ANSWERS = [
     ("uv.lock", Query(), ["25 P104 torchvision==0.22.1+cu128"]),
     ("environment.yml", Query(), ["8 P106 conda-forge"]),
     ("old-environment.yml", Query(), []),
+    ("poetry-pyproject.toml", Query(), ["7 P102 /whl/cu118", "8 P104 torchvision==0.18.1+cu118"]),
+    ("frozen-environment.yml", Query(), ["8 P104 torchvision==0.16.0", "11 P109 numpy<2"]),
+    ("frozen-requirements.txt", Query(), ["3 P109 leave it out", "4 P109 leave it out"]),
     ("setup.sh", Query(), ["4 P106 conda-forge", "5 P101 torch==2.2.2"]),
     ("sound.Dockerfile", Query(), []),
     ("sound.Dockerfile", Query(gpus=["A100"], driver="550.54.14"), []),
@@ -55,6 +58,12 @@ LINES = [
     ("uv pip install torch==2.8.0+cu128 --torch-backend=cu128", ""),
     ("pip install torch==1.8.2+cu111 torchvision==0.9.2+cu111 -f https://x.example/whl/lts/1.8/torch_lts.html", ""),
     ("pip install torch==2.8.0+cu128", "P102"),
+    ("pip install torch==2.4.1 triton==2.1.0", "P109"),
+    ("pip install torch==2.4.1 && pip install --no-deps nvidia-nccl-cu12==2.21.5", ""),
+    ("pip install torch==2.2.2 numpy==1.24.4", ""),
+    ("pip install torch==2.2.2 'numpy>=1.21,<2'", ""),
+    ("pip install torch==2.2.2 && pip install 'numpy>=2'", "P109"),
+    ("conda install pytorch==2.1.0 torchvision=0.16 -c conda-forge", ""),
     ("pip install torch==2.8.0+cu128 -i https://wheels.example/simple", ""),
     ("pip install torch==2.8.0+cu128 -i https://pypi.mirror.example/simple", "P102"),
     ("pip install torch==2.8.0+cu128 --index-url https://x.example/whl/cu126", "P102"),
@@ -177,6 +186,13 @@ def test_what_only_surprises_is_no_failure(tmp_path: Path) -> None:
         0,
         f"{tmp_path}/requirements.txt: 1 requirements and 0 images read: 1 outdated",
     )
+
+
+def test_what_nobody_has_read_is_said_and_no_finding(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("torch==2.1.2\ntorchvision==0.16.2\nxformers==0.0.27\nvllm==0.5.0\n")
+    code, out = run("resolve", "--from", str(tmp_path / "requirements.txt"))
+    says = "no findings; not on record, so not judged: xformers==0.0.27, vllm==0.5.0\n"
+    assert (code, out.endswith(says)) == (0, True), out
 
 
 def test_the_doctor_judges_pins_too() -> None:

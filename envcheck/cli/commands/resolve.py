@@ -163,6 +163,8 @@ def command(options: ResolveOptions, settings: Settings) -> int:
 def _judge_file(path: Path, matrix: Matrix, query: Query, *, as_json: bool, quiet: bool) -> int:
     from envcheck.cli.commands import mirror
     from envcheck.images.pinned_files import read
+    from envcheck.matrix.extensions import file as extensions
+    from envcheck.matrix.pinned import not_on_record
     from envcheck.mirrors.doctor import read_files
 
     documents, errors = read_files([path])
@@ -175,7 +177,9 @@ def _judge_file(path: Path, matrix: Matrix, query: Query, *, as_json: bool, quie
         mirror.print_findings(findings, quiet=quiet)
         file = read(documents[0])
         looked_at = f"{len(file.pins)} requirements and {len(file.bases)} images read"
-        click.echo(f"{path}: {looked_at}: {mirror.counted(findings)}")
+        unknown = ", ".join(not_on_record(extensions.load(), file))
+        rest = f"; not on record, so not judged: {unknown}" if unknown else ""
+        click.echo(f"{path}: {looked_at}: {mirror.counted(findings)}{rest}")
     return 1 if any(finding.level == "unreal" for finding in findings) else 0
 
 

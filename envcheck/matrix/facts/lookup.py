@@ -187,7 +187,7 @@ def glibc(matrix: Matrix, python: str) -> str | None:
 
 # NVML writes the maker and brand before a model's name, and memory, form factor, MIG slice or vGPU profile ("L40S-48Q")
 # after it.
-_MAKER: Final = frozenset({"NVIDIA", "TESLA", "GEFORCE", "GRAPHICS", "DEVICE", "GRID", "GPU", "GENERATION"})
+_MAKER: Final = frozenset({"NVIDIA", "TESLA", "GEFORCE", "GRAPHICS", "DEVICE", "GRID", "GPU", "GENERATION", "DGX"})
 _FORM: Final = re.compile(
     r"\d+(\.\d+)?GB?|G?HBM\d\w*|GDDR\d\w*|SXM\d*|PCI-?E|NVL\d*|OAM|AC|LC|HGX|DGX|MIG|\d{1,3}[ABCQ]"
 )
@@ -195,7 +195,8 @@ _FORM: Final = re.compile(
 # lspci puts the product into the last square brackets, after the chip: "NVIDIA Corporation GA102GL [A10] (rev a1)";
 # with -nn the vendor and device ids follow in brackets of their own.
 _BRACKETS: Final = re.compile(r"\[([^\]]+)\]")
-_PCI_ID: Final = re.compile(r"[0-9a-fA-F]{4}(:[0-9a-fA-F]{4})?")
+# A class is "[0302]"; B200 is no id of four hexadecimal digits.
+_PCI_ID: Final = re.compile(r"0\d{3}|[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
 _REVISION: Final = re.compile(r"\s+Rev\. \w+$")
 # People and schedulers count: 4xA100, "8 x H100", a100:4.
 _COUNT: Final = re.compile(r"^\s*\d{1,3} ?[xX*\u00d7] ?(?=\D|\d{4})|(?:(?:(?<=\d)|\s)[xX*\u00d7] ?|:)\d{1,3}\s*$")
@@ -334,10 +335,7 @@ _NVIDIA: Final = re.compile(r"\b(NVIDIA|TESLA|QUADRO|GEFORCE)\b", re.IGNORECASE)
 
 
 def other_accelerator(name: str) -> OtherAccelerator | None:
-    """Return what `name` is if it is not a discrete NVIDIA GPU, or None.
-
-    Call this only with a name that is not in the matrix.
-    """
+    """Return what a name that is not in the matrix is, if it is no discrete NVIDIA GPU; or None."""
     path = Path(__file__).parents[1] / "other_accelerators.json"
     jetson, *others = msgspec.json.decode(path.read_bytes(), type=list[OtherAccelerator])
     known = [jetson] if _NVIDIA.search(name) else [jetson, *others]

@@ -204,10 +204,7 @@ class Cell(MatrixRow, frozen=True, kw_only=True):
 
 
 class ImageChoice(MatrixRow, frozen=True, kw_only=True):
-    """Cells this repo publishes: a torch in each of these variants, for each of these Pythons, as each target.
-
-    They are for x86_64, and for `more_archs`.
-    """
+    """Cells published for x86_64 and `more_archs`: a torch in each variant, for each Python, as each target."""
 
     torch: Dotted
     variants: list[Variant]
@@ -268,6 +265,12 @@ def python_key(version: str) -> tuple[int, ...]:
     return (*key(version.rstrip("t")), int(version.endswith("t")))
 
 
+# From R430 on branches are multiples of 5, and Windows counts on within one: in WSL nvidia-smi says
+# "NVIDIA-SMI 580.82.10, Driver Version: 581.29" (see also microsoft/WSL#11277).
+_BY_FIVE: Final = re.compile(r"4[3-9][0-9]|[5-9][0-9]{2}")
+
+
 def branch(driver: str) -> str:
-    """Return the branch of a driver: 570 of 570.124.06."""
-    return driver.split(".", 1)[0]
+    """Return the branch of a driver: 570 of 570.124.06, and of Windows' 572.16."""
+    name = driver.split(".", 1)[0]
+    return str(int(name) // 5 * 5) if _BY_FIVE.fullmatch(name) else name

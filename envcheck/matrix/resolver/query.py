@@ -17,12 +17,17 @@ DRIVER_VERSION: Final = re.compile(r"\d{3,4}(\.\d+){1,3}", re.ASCII)
 # Tegra's drivers have no version of their own: every NVIDIA Thor of JetPack 7 says 580.00 (vllm-project/vllm#34470).
 _BRANCH: Final = re.compile(r"(?P<branch>\d{3,4})(\.00)?", re.ASCII)
 # The header of nvidia-smi; from R610 on it says KMD Version and CUDA UMD Version (sgl-project/sglang#27487).
-_HEADER: Final = re.compile(r"(?:Driver|KMD) Version\s*:\s*([\d.]+)", re.ASCII)
+_HEADER: Final = re.compile(r"(?:Driver|KMD) Version\s*:\s*([\d.]+)|NVRM version:.*Module.*?\s([\d.]+)\s", re.ASCII)
+# A package of Ubuntu or Debian, or its version, or a branch as NVIDIA's pages write it.
+_PACKAGED: Final = re.compile(r"(?i)(?:nvidia-(?:driver|dkms)-|[rv])?(\d{3}(?:\.\d+)*)(?:-[-+.~\w]*)?", re.ASCII)
 _CUDA_OF_DRIVER: Final = re.compile(r"(1\d)(\.\d)?", re.ASCII)
 _VARIANT: Final = re.compile(r"cpu|cu\d{2,3}", re.ASCII)
 _CUDA: Final = re.compile(r"\d{1,2}\.\d", re.ASCII)
 _CC: Final = re.compile(r"\d{1,2}\.\d", re.ASCII)
 _PATCH: Final = re.compile(r"^(\d+\.\d+)\.\d+$", re.ASCII)
+# As nvcc, CUDA's directories and packages, and wheels write them.
+_CUDA_WORDS: Final = re.compile(r"(?:.*\brelease |cuda[- ]?(?:toolkit-)?)(\d+)[.-](\d)\b.*", re.ASCII | re.IGNORECASE)
+_PYTHON_WORDS: Final = re.compile(r"(?:python|py|cp) ?3\.?(\d+)", re.ASCII | re.IGNORECASE)
 _RELEASE_FIELDS: Final = 3
 _VERSIONS: Final = ("torch", "variant", "cuda", "python", "driver")
 
@@ -52,18 +57,22 @@ def normalized(query: Query) -> Query:
     torch version contradicts the variant.
     """
     query = _without_blanks(query)
+    if ".nv" in (query.torch or ""):
+        refuse(f"--torch {query.torch} is NVIDIA's own, in its containers alone", "give its release, e.g. 2.10")
     if query.variant is None and query.cuda is not None and _VARIANT.fullmatch(query.cuda.lower()):
         query = query.replace(variant=query.cuda.lower(), cuda=None)
-    header = _HEADER.search(query.driver or "")
+    header = _HEADER.search(query.driver or "") or _PACKAGED.fullmatch(query.driver or "")
+    python = _PYTHON_WORDS.sub(r"3.\1", query.python or "")
+    cuda = _CUDA_WORDS.sub(r"\1.\2", query.cuda or "")
     torch, _, local = (query.torch or "").partition("+")
     if local and query.variant not in (None, local):
         refuse(f"--torch says +{local}, --cuda says {query.variant}", "give one of the two")
     return query.replace(
         torch=torch or None,
         variant=query.variant or local or None,
-        cuda=_PATCH.sub(r"\1", query.cuda) if query.cuda else None,
-        python=_PATCH.sub(r"\1", query.python) if query.python else None,
-        driver=header[1] if header else query.driver,
+        cuda=_PATCH.sub(r"\1", cuda) or None,
+        python=_PATCH.sub(r"\1", python) or None,
+        driver=header[header.lastindex or 0] if header else query.driver,
     )
 
 
@@ -102,7 +111,6 @@ def validate(facts: Facts, query: Query) -> None:
     """Raise ConfigError for a malformed version or variant, and for a variant and CUDA that contradict each other.
 
     A well-formed variant that no torch was built for is valid: its verdict is `no-wheel`.
-
     A compute capability above all in the matrix is a newer GPU; any other one must be near one of the matrix.
     """
     _refuse_bad_form(facts, query)
@@ -129,10 +137,11 @@ def _refuse_bad_form(facts: Facts, query: Query) -> None:
     if query.python is not None and not _PYTHON.fullmatch(query.python):
         refuse(f"--python {query.python} is not a Python version", "write it as 3.12 (or 3.13t)")
     if query.driver is not None and _CUDA_OF_DRIVER.fullmatch(query.driver):
-        branches = [row.branch for row in facts.drivers if row.cuda == query.driver]
+        branches = " or ".join(row.branch for row in facts.drivers if row.cuda == query.driver)
+        also = f", or the branch that has this CUDA, {branches}" if branches else ""
         refuse(
             f"--driver {query.driver}: that is nvidia-smi's CUDA version, not the driver's",
-            f"give its Driver Version (KMD Version), e.g. 550.54.14{_or_branch(branches)}; --cuda is for the wheel's",
+            f"give its Driver Version (KMD Version), e.g. 550.54.14{also}; --cuda is for the wheel's",
         )
     if query.driver is not None and not DRIVER_VERSION.fullmatch(query.driver):
         refuse(
@@ -142,10 +151,6 @@ def _refuse_bad_form(facts: Facts, query: Query) -> None:
     for cc in query.cc:
         if not _CC.fullmatch(cc):
             refuse(f"--cc {cc} is not a compute capability", "write it as 9.0")
-
-
-def _or_branch(branches: list[str]) -> str:
-    return f", or the branch that has this CUDA, {' or '.join(branches)}" if branches else ""
 
 
 def requested_devices(facts: Facts, query: Query) -> list[Device]:

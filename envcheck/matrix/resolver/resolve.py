@@ -178,10 +178,7 @@ def _images(
     ranking: list[Candidate],
     read_here: dict[str, str],
 ) -> list[Cell]:
-    """Return the legal cells that an image can be built of, best first.
-
-    A Python that was only read off this node does not bind: an image brings its own.
-    """
+    """Return the legal cells of images, best first; they bring their Python, so that one read off this node is free."""
     rankings = [ranking]
     if "python" in read_here:
         rankings.append(candidates(facts, query.replace(python=None), devices, arch))

@@ -50,10 +50,7 @@ def union(*weak: Weak) -> Weak:
 
 
 def driver_verdict(matrix: Matrix, cuda: str, driver: str, datacenter: bool | None) -> Verdict:  # noqa: FBT001 (a fact)
-    """Return the verdict on `driver` for binaries of a CUDA minor, whatever the GPU; `datacenter` is None if unknown.
-
-    Raises ConfigError for a CUDA minor that is not in the matrix.
-    """
+    """Return the verdict on `driver` for a CUDA minor, whatever the GPU. Raises ConfigError for an unknown minor."""
     return _cuda_floor(Facts(matrix), cuda, driver, Device("", "", None, datacenter, None, verified=True))
 
 

@@ -38,7 +38,11 @@ def test_no_other_generation_is_suggested(matrix: Matrix, written: str, other: s
 
 def test_every_name_of_the_table_finds_its_gpu(matrix: Matrix) -> None:
     rows = json.loads((Path(lookup.__file__).parents[1] / "gpu_names.json").read_text(encoding="utf-8"))["gpus"]
-    found = {name: (row, find_gpu(matrix, name)) for row in rows for name in (row["name"], *row.get("aliases", []))}
+    # As NVML prints the name with two drivers, and lspci -nn the board.
+    forms = "NVIDIA {}", "NVIDIA GeForce {}", "NVIDIA Corporation XX100 [{}] [10de:2901] (rev a1)"
+    names = {name: row for row in rows for name in (row["name"], *row.get("aliases", []))}
+    names |= {form.format(row["name"]): row for row in rows for form in forms}
+    found = {name: (row, find_gpu(matrix, name)) for name, row in names.items()}
     wrong = [
         name for name, (row, gpu) in found.items() if gpu is None or (gpu.name, gpu.cc) != (row["name"], row["cc"])
     ]

@@ -210,6 +210,18 @@ def test_a_branch_is_the_first_of_its_drivers_that_drives_the_gpu(ask: Ask) -> N
     assert not ask(gpus=["B200"], driver="535").legal
 
 
+def test_a_driver_of_windows_is_of_the_branch_within_which_it_counts_on(ask: Ask) -> None:
+    # As WSL's nvidia-smi prints it: "NVIDIA-SMI 570.86.16  Driver Version: 572.16  CUDA Version: 12.8".
+    for gpu, driver, legal in (
+        ("RTX 5090", "572.16", True),
+        ("RTX 4070", "555.99", True),
+        ("RTX 5090", "566.36", False),
+        ("GTX 1080", "581.29", True),
+        ("GTX 1080", "591.44", False),
+    ):
+        assert ask(gpus=[gpu], driver=driver).legal is legal, (gpu, driver)
+
+
 def test_new_drivers_are_known(ask: Ask) -> None:
     assert ask(driver="620").query.driver == "620.0"
     for driver in ("615.71.10", "620.70.06"):
