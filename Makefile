@@ -5,7 +5,7 @@
 # make gpu       meet this machine's GPU: no network, no engine, python3 with torch (PYTHON=, OUT=, SECONDS=)
 .DEFAULT_GOAL := help
 .PHONY: help setup tool demo engine test test-all gpu ci lint workflows format types contracts drift docs weight checks faults bench dev-lock clean
-.PHONY: jobs image stage staged gate key promote publish validate refresh dist tool-keyless
+.PHONY: jobs image stage staged gate key promote publish validate scan refresh dist tool-keyless
 
 BIN := .venv/bin
 
@@ -13,7 +13,7 @@ help:
 	@sed -n 's/^# //p' Makefile
 	@echo "make lint types contracts drift docs weight    what CI checks besides the tests"
 	@echo "make workflows   actionlint, zizmor and the schemas over .github/"
-	@echo "make jobs image stage staged gate key promote publish validate refresh dist    the steps of .github/ (docs/ci-images.md)"
+	@echo "make jobs image stage staged gate key promote publish validate scan refresh dist    the steps of .github/ (docs/ci-images.md)"
 	@echo "make checks  write the table of docs/checks.md, and which checks have met a GPU"
 	@echo "make faults  every fault and breakage of tests/faults: found, missed, false alarms on what is sound"
 	@echo "make bench   benchmarks/, as ratios"
@@ -58,7 +58,7 @@ workflows: setup
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions .github/actions/*/action.yml
 
 # What the steps of .github/ run. Their values come from the environment, never from a text that a shell reads.
-jobs image stage staged gate promote validate refresh dist: tool
+jobs image stage staged gate promote validate scan refresh dist: tool
 	@.ci/step $@
 
 # The one step that signs without a key, and its packages.

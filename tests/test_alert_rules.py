@@ -1,4 +1,4 @@
-"""The alert rules of the docs: over DCGM's exporter each one finds its GPU, and is silent on a sound job."""
+"""What `fleet render prometheus` writes over DCGM's exporter: each rule finds its GPU, and is silent on a sound job."""
 
 import json
 import subprocess
@@ -6,8 +6,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
+from click.testing import CliRunner
 
-RULES = Path(__file__).parents[1] / "docs" / "examples" / "dcgm.rules.yml"
+from envcheck.cli import cli
+
 SOUND = {"GPU_UTIL": 95, "FB_FREE": 30000, "FB_USED": 50000, "POWER_USAGE": 600}
 # Percent, MiB and watts of a GPU that drew 700 W before, and its alert.
 GPUS: dict[str, tuple[dict[str, int], str]] = {
@@ -30,17 +33,32 @@ def test_each_rule_finds_its_gpu_and_no_other(tmp_path: Path, promtool: str) -> 
     samples = [{"labels": firing.format(gpu, alert), "value": 1} for gpu, (_, alert) in GPUS.items() if alert]
     query = {"expr": 'ALERTS{alertstate="firing"}', "eval_time": "1h", "exp_samples": samples}
     test = {"interval": "1m", "input_series": series, "promql_expr_test": [query]}
-    (tmp_path / "test.yml").write_text(json.dumps({"rule_files": [str(RULES)], "tests": [test]}))
-    command = [promtool, "test", "rules", str(tmp_path / "test.yml")]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert completed.returncode == 0, completed.stdout + completed.stderr
+    words = ["fleet", "render", "prometheus", "--hosts", "n[08-09],gpu1.example", "-o", str(tmp_path)]
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    [job] = yaml.safe_load((tmp_path / "prometheus.yml").read_text())["scrape_configs"]
+    assert job["static_configs"][0]["targets"] == ["n08:9400", "n09:9400", "gpu1.example:9400"]
+    (tmp_path / "test.yml").write_text(json.dumps({"rule_files": ["dcgm.rules.yml"], "tests": [test]}))
+    for command in (["test", "rules", "test.yml"], ["check", "config", "prometheus.yml"]):
+        completed = subprocess.run([promtool, *command], capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 @pytest.mark.promtool
 def test_the_rules_over_a_fleet_are_rules(tmp_path: Path, promtool: str) -> None:
-    page = (RULES.parents[1] / "fleet.md").read_text()
+    page = (Path(__file__).parents[1] / "docs/fleet.md").read_text()
     rules = textwrap.indent(page.split("```yaml\n")[1].split("```")[0], "  ")
     (tmp_path / "rules.yml").write_text(f"groups:\n- name: fleet\n  rules:\n{rules}")
     command = [promtool, "check", "rules", str(tmp_path / "rules.yml")]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (completed.returncode, "2 rules found" in completed.stdout) == (0, True), completed.stdout + completed.stderr
+
+
+def test_what_prometheus_has_no_use_for_is_refused() -> None:
+    said = {
+        "prometheus": "the host list '' names no node",
+        "prometheus --hosts n1 --python /opt/v": "--python has no place in the files for Prometheus",
+        "slurm --hosts n1 --python /opt/v": "--hosts has no place in the files for Slurm",
+        "kubernetes --hosts n1": "--hosts has no place in the files for Kubernetes",
+    }
+    for words, message in said.items():
+        assert message in str(CliRunner().invoke(cli, ["fleet", "render", *words.split()]).exception)

@@ -34,6 +34,7 @@ NOT_RUN = {
     r"^make ": "is run by CI; its target must exist",
     r"^envcheck run(?!.*--dry-run)": "takes minutes and needs torch; tests/cli/test_run.py and tests/e2e run it",
     r"^envcheck images scan": "needs a scanner; tests/images/sbom runs it with two of its own",
+    r"^envcheck images sbom .*--image": "needs an engine and an image; tests/cli runs it with one of its own",
     r"^envcheck images size": "needs an engine and an image; tests/e2e runs it",
     r"^envcheck (--verbose )?build(?!.*--dry-run)": "needs an engine and a package index; tests/e2e runs it",
     r"^envcheck (fetch|lock)": "needs a network; tests/mirrors and tests/images run it with servers of their own",

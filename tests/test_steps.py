@@ -237,6 +237,19 @@ def test_validate_takes_an_image_or_an_interpreter(step: Step) -> None:
     assert (status, err.splitlines()[0]) == (2, "step: IMAGE and PYTHON_PATH exclude each other; set one")
 
 
+@pytest.mark.parametrize(("code", "status"), [(0, 0), (1, 0), (3, 2)])
+def test_known_vulnerabilities_are_summed_up_and_only_no_answer_fails(step: Step, code: int, status: int) -> None:
+    grype = step.fake("grype", "echo CVE-1")
+    step.env["PATH"] = os.environ["PATH"]
+    envcheck = step.fake("envcheck", f"grype; exit {code}")
+    step.env["PATH"] = os.environ["PATH"]
+    summary = step.at / "summary.md"
+    env = {"SCANNER": str(step.at / "fakes/grype"), "GITHUB_STEP_SUMMARY": str(summary)}
+    assert step("scan", IMAGE="envcheck/torch:x", **env)[0] == status
+    assert envcheck() == ["images scan envcheck/torch:x --severity critical"]
+    assert (len(grype()), summary.read_text()) == (1, "    CVE-1\n")
+
+
 def test_the_action_hands_its_inputs_to_the_step_from_wherever_it_lies(step: Step) -> None:
     action = yaml.safe_load((ROOT / ".github/actions/validate/action.yml").read_text(encoding="utf-8"))
     [only] = action["runs"]["steps"]

@@ -133,6 +133,7 @@ def test_every_make_target_of_a_step_is_in_the_makefile_and_ci_knows_every_step(
         "promote",
         "publish",
         "validate",
+        "scan",
         "refresh",
         "dist",
     }

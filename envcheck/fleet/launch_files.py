@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from envcheck.data import rendered
 from envcheck.errors import refuse
+from envcheck.fleet.hostlist import unfold
 from envcheck.fleet.kubernetes_pods import PodOptions, pod_parts
 
 # Slurm ends a HealthCheckProgram after 60 s (slurm.conf(5)); the script needs some of it to start and to end.
@@ -53,10 +54,13 @@ class LaunchValues(NamedTuple):
     drain: bool = False
     pods: PodOptions = PodOptions()
     max_drained: float = 10.0
+    hosts: str = ""
 
 
 def context(values: LaunchValues, system: str) -> dict[str, Any]:
     """Return what the templates of a system are rendered with. Raises ConfigError for one that is not safe there."""
+    if system == "prometheus":
+        return {"hosts": unfold(values.hosts)}
     for name, (pattern, expected) in _SAFE.items():
         value = getattr(values, name)
         if value is not None and not re.fullmatch(pattern, value):
@@ -108,6 +112,7 @@ def _variable(text: str) -> tuple[str, str]:
 FILES: Final = {
     "slurm": ("sweep.sbatch", "group.sbatch", "prolog.sh", "epilog.sh", "health.sh", "slurm.conf.part"),
     "kubernetes": ("sweep-job.yaml", "preflight.yaml", "watch-daemonset.yaml", "rbac.yaml", "gang-jobset.yaml"),
+    "prometheus": ("prometheus.yml", "dcgm.rules.yml"),
 }
 
 

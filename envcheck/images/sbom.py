@@ -1,4 +1,4 @@
-"""An image's bill of materials (CycloneDX), from its locks; licences are what the packages' own metadata states."""
+"""An image's bill of materials (CycloneDX), from its locks and the image; licences are what packages state."""
 
 import datetime as dt
 import email.message
@@ -116,7 +116,7 @@ _NVIDIA_PREFIX: Final = "nvidia-"
 _NAMESPACE: Final = uuid.UUID("6c1f2f0e-5f43-5f1b-9f0c-2b8f4f0f7b10")
 # CycloneDX has no word for a licence that nobody stated; this is SPDX's.
 NOT_STATED: Final = "NOASSERTION"
-INCOMPLETE: Final = "From the locks: Python packages with their hashes. The distribution's packages are not locked."
+FROM_LOCKS: Final = "From the locks: Python packages with their hashes."
 
 
 def components(spec: ImageSpec, tool: Lock | None, licences: Mapping[PackageKey, Licence]) -> list[dict[str, Any]]:
@@ -151,6 +151,8 @@ def purl(name: str, version: str, index: str) -> str:
 
 def cyclonedx(spec: ImageSpec, listed: Sequence[dict[str, Any]], created: dt.datetime) -> str:
     """Return the document; what the locks do not cover is said to be incomplete."""
+    system = any(one["type"] == "operating-system" for one in listed)
+    rest = "From the image: the distribution's." if system else "The distribution's packages are not locked."
     promises = [{"name": f"{LABEL_PREFIX}{name}", "value": value} for name, value in sorted(spec.promises.items())]
     document = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
@@ -166,7 +168,7 @@ def cyclonedx(spec: ImageSpec, listed: Sequence[dict[str, Any]], created: dt.dat
                 "bom-ref": "image",
                 "name": str(spec.cell),
                 "version": spec.tag,
-                "description": INCOMPLETE,
+                "description": f"{FROM_LOCKS} {rest}",
             },
             "properties": promises,
         },

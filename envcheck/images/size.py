@@ -1,12 +1,14 @@
-"""Where an image's bytes are: its layers, as the engine counts them, and its largest Python packages."""
+"""What a local image holds: the bytes of its layers and Python packages, and its distribution's packages."""
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
+from urllib.parse import quote, urlencode
 
 import msgspec
 
 from envcheck.data import data_path
 from envcheck.errors import BuildError, ConfigError
-from envcheck.images.engines import Engine, Layer, connect, local_name
+from envcheck.images.engines import ContainerEngine, Engine, Layer, connect, local_name
+from envcheck.images.spec import LABEL_PREFIX, ImageSpec
 
 _TIMEOUT: Final = 300.0
 _MARK: Final = "envcheck-size:"
@@ -43,3 +45,32 @@ def _packages(engine: Engine, name: str) -> dict[str, int]:
         message = f"{name} did not print the sizes of its files"
         raise BuildError(message, fix="run it by hand to see more")
     return msgspec.json.decode(line.removeprefix(_MARK), type=dict[str, int])
+
+
+# What advisories of a distribution name is the source of a package.
+_LIST: Final = """. /etc/os-release && printf 'os\\t%s\\t%s\\n' "$ID" "$VERSION_ID" && exec dpkg-query -W -f \
+'${db:Status-Status}\\t${Package}\\t${Version}\\t${Architecture}\\t${source:Package}\\t${source:Version}\\n'"""
+
+
+def distribution(engine: ContainerEngine, image: str, spec: ImageSpec) -> list[dict[str, Any]]:
+    """Return the distribution of a local image of `spec`, and its packages. The image is started once."""
+    name, connected = local_name(engine, image), connect(engine)
+    labels = info.labels if (info := connected.inspect(name)) else {}
+    if (labels.get(f"{LABEL_PREFIX}cell"), labels.get(f"{LABEL_PREFIX}target")) != (str(spec.cell), spec.target):
+        message = f"{image} is no image of {spec.cell} {spec.target} that {engine} has"
+        raise ConfigError(message, fix=f"build it: `envcheck build {spec.cell} --target {spec.target}`")
+    words = ("run", "--rm", "--network=none", "--entrypoint=sh", name, "-c", _LIST)
+    lines = [line.split("\t") for line in connected.output(*words, timeout=_TIMEOUT).splitlines()]
+    system, release = next(row[1:] for row in lines if row[0] == "os")
+    rows = [row[1:] for row in lines if row[0] == "installed"]
+    return [
+        {"type": "operating-system", "bom-ref": "os", "name": system, "version": release},
+        *(_deb(system, release, *row) for row in rows),
+    ]
+
+
+def _deb(system: str, release: str, name: str, version: str, arch: str, *source: str) -> dict[str, Any]:
+    # As Syft writes it: Grype and Trivy look advisories up by the distribution and the source.
+    of = {"arch": arch, "distro": f"{system}-{release}", "upstream": "@".join(source)}
+    url = f"pkg:deb/{system}/{name}@{quote(version, safe=':')}?{urlencode(of)}"
+    return {"type": "library", "bom-ref": f"os-{name}-{arch}", "name": name, "version": version, "purl": url}

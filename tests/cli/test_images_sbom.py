@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packageurl import PackageURL
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
@@ -37,6 +40,39 @@ def test_what_is_no_image_is_one_line(arguments: list[str], message: str) -> Non
     error = CliRunner().invoke(cli, ["images", "sbom", *arguments]).exception
     assert isinstance(error, ConfigError)
     assert str(error).startswith(message)
+
+
+DOCKER = """#!/bin/sh
+case $1 in
+version) echo 28.0 ;;
+image) echo '[{{"Id": "sha256:1", "Size": 1, "Config": {{"Labels": {labels}}}, "RootFS": {{"Layers": []}}}}]' ;;
+run)
+  echo 'WARNING: of the engine' >&2
+  printf 'os\tdebian\t12\n'
+  printf 'installed\tlibssl3\t1:3.0.1~deb12+2\tamd64\topenssl\t3.0.1-1\nconfig-files\tgone\t1\tall\tgone\t1\n' ;;
+esac
+"""
+
+
+def test_the_distributions_packages_are_those_of_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    command = ["images", "sbom", CELL, "--image", "envcheck/torch:x"]
+    for cell in (CELL, "torch2.13.0-cpu-py312"):
+        labels = json.dumps({"envcheck.cell": cell, "envcheck.target": "runtime"})
+        (tmp_path / "docker").write_text(DOCKER.format(labels=labels))
+        (tmp_path / "docker").chmod(0o755)
+        shown = CliRunner().invoke(cli, command)
+        if cell != CELL:
+            assert f"envcheck/torch:x is no image of {CELL} runtime that docker has" in str(shown.exception)
+            continue
+        assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(shown.stdout) is None
+        document = json.loads(shown.stdout)
+        system, package = document["components"][-2:]
+        assert (system["type"], system["name"], system["version"]) == ("operating-system", "debian", "12")
+        parsed = PackageURL.from_string(package["purl"])
+        assert (parsed.to_string(), parsed.version) == (package["purl"], "1:3.0.1~deb12+2")
+        assert parsed.qualifiers == {"arch": "amd64", "distro": "debian-12", "upstream": "openssl@3.0.1-1"}
+        assert document["metadata"]["component"]["description"].endswith("From the image: the distribution's.")
 
 
 def test_a_date_that_is_none_and_a_cell_without_a_lock_are_one_line(tmp_path: Path) -> None:

@@ -45,6 +45,13 @@ def test_labels_are_the_specs_promises(image: Image, machine: Machine) -> None:
     assert data["org.opencontainers.image.base.name"].startswith("localhost/envcheck/base:bookworm-")
 
 
+def test_the_bill_of_materials_has_the_images_distribution(image: Image, machine: Machine) -> None:
+    done = machine.envcheck("images", "sbom", CELL, "--image", image.reference)
+    assert done.returncode == 0, done.stderr
+    names = {one["name"] for one in json.loads(done.stdout)["components"] if "pkg:deb/debian/" in one.get("purl", "")}
+    assert {"libc6", "python3", "tini"} <= names
+
+
 def test_the_image_carries_an_envcheck_that_its_user_does_not_see(image: Image, machine: Machine) -> None:
     assert "envcheck, version" in machine.docker("run", "--rm", image.reference, "envcheck", "--version").stdout
     listed = machine.docker("run", "--rm", image.reference, "pip", "list", "--format=freeze").stdout.lower().split()

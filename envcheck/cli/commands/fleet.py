@@ -279,7 +279,7 @@ def _progress(test: GroupTest, result: GroupResult) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetRenderOptions:
-    system: Annotated[Literal["slurm", "kubernetes"], Argument()]
+    system: Annotated[Literal["slurm", "kubernetes", "prometheus"], Argument()]
     image: Annotated[str | None, Option("The image to judge, by digest.", metavar="REF@DIGEST")] = None
     python: Annotated[str | None, Option("Slurm: an environment to judge, not an image.", metavar="PATH")] = None
     nodes: Annotated[int, Option("How many nodes.", type=click.IntRange(1, 100_000))] = 1
@@ -312,25 +312,32 @@ class FleetRenderOptions:
     queue: Annotated[str | None, Option("Kubernetes: LocalQueue of Kueue.", metavar="NAME")] = None
     gang: Annotated[Gang | None, Option("Kubernetes: place all ranks of a group, or none.")] = None
     host_network: Annotated[bool, Option("Kubernetes: pods use the node's network.")] = False
+    hosts: Annotated[str, Option("Prometheus: nodes with DCGM's exporter, e.g. n[1-16].", metavar="HOSTLIST")] = ""
 
 
 @command_with(
-    FleetRenderOptions, "on_error", name="render", short_help="Write envcheck's files for Slurm or Kubernetes."
+    FleetRenderOptions, "on_error", name="render", short_help="Write files for Slurm, Kubernetes or Prometheus."
 )
 def render(options: FleetRenderOptions, settings: Settings) -> None:
-    """Write the files with which Slurm or Kubernetes runs envcheck. Nothing is applied.
+    """Write the files with which Slurm or Kubernetes runs envcheck, or Prometheus watches GPUs. Nothing is applied.
 
     \b
     envcheck fleet render slurm --image REF@sha256:... --nodes 16 -o slurm/
     envcheck fleet render kubernetes --image REF@sha256:... --nodes 16
+    envcheck fleet render prometheus --hosts 'n[1-16]'
 
     Without --output the files are printed, one after the other. Exit 2: a value cannot be used in a script or manifest.
     """
     pods = PodOptions(*(getattr(options, name) for name in PodOptions._fields))
     pods_only = {"env": options.variables, **pods._asdict()}
-    for name in [name for name, value in pods_only.items() if value and options.system == "slurm"]:
-        fix = "leave it out; a variable of --env belongs into the environment of sbatch, which passes it on"
-        refuse(f"--{name.replace('_', '-')} has no place in the files for Slurm", fix)
+    elsewhere: dict[str, dict[str, Any]] = {
+        "slurm": {**pods_only, "hosts": options.hosts},
+        "kubernetes": {"hosts": options.hosts},
+        "prometheus": {**pods_only, "image": options.image, "python": options.python},
+    }
+    for name in [name for name, value in elsewhere[options.system].items() if value]:
+        fix = "leave it out" + "; set the variable where sbatch runs, which passes it on" * (name == "env")
+        refuse(f"--{name.replace('_', '-')} has no place in the files for {options.system.title()}", fix)
     given: dict[str, Any] = {name: value for name, value in asdict(options).items() if name in LaunchValues._fields}
     given["program"] = options.program or _this_program()
     given["reports"] = options.reports or str(Path.cwd() / "envcheck-reports")

@@ -30,7 +30,7 @@ from envcheck.images.build_context import tool_lock
 from envcheck.images.lockfile import missing
 from envcheck.images.plan import PLATFORMS
 from envcheck.images.sbom import NOT_STATED, SEVERITIES, components, cyclonedx, read, vulnerabilities
-from envcheck.images.size import measure
+from envcheck.images.size import distribution, measure
 from envcheck.images.spec import ImageSpec, load_spec, load_specs, make_spec, no_lock, select, select_one
 from envcheck.images.tags import REPOSITORY, parse
 from envcheck.matrix.facts.lookup import Facts
@@ -200,6 +200,7 @@ class ImagesSbomOptions:
         tuple[Path, ...],
         Option("Wheels, or an environment's site-packages: licences are read there.", type=EXISTING_DIRECTORY),
     ] = ()
+    image: Annotated[str | None, Option("The built image: the distribution's packages are read there.")] = None
     images_dir: ImagesDirectory = None
 
 
@@ -208,10 +209,11 @@ def sbom(options: ImagesSbomOptions, settings: Settings) -> None:
     """Print the CycloneDX bill of materials of a cell's image, from its locks: versions, hashes, purls, licences.
 
     It lists the packages of the target and those of envcheck's own environment in the image. The distribution's
-    packages are not locked, and the document says so. A licence is what a package's own metadata states; where no
-    directory of --metadata has that version, it is NOASSERTION. SOURCE_DATE_EPOCH sets the document's date.
+    packages are not locked: --image reads them off the image, and without it the document says so. A licence is what a
+    package's own metadata states; where no directory of --metadata has that version, it is NOASSERTION.
+    SOURCE_DATE_EPOCH sets the document's date.
 
-    Exit 0: printed; 2: the cell has no lock, or wrong usage.
+    Exit 0: printed; 2: the cell has no lock, the image is not the cell's, or wrong usage; 3: no engine answers.
     """
     matrix = load(settings.matrix)
     cell = select_one(matrix, options.selector)
@@ -222,7 +224,8 @@ def sbom(options: ImagesSbomOptions, settings: Settings) -> None:
     if not spec.locks:
         raise no_lock(cell)
     listed = components(spec, tool_lock(), read(options.metadata))
-    click.echo(cyclonedx(spec, listed, _created()), nl=False)
+    system = distribution(_engine(), options.image, spec) if options.image else []
+    click.echo(cyclonedx(spec, [*listed, *system], _created()), nl=False)
     unknown = sum(one["licenses"] == [{"license": {"name": NOT_STATED}}] for one in listed)
     if unknown and not settings.quiet:
         note(f"{unknown} of {len(listed)} licences are not known: give --metadata DIR with the wheels")
@@ -273,12 +276,16 @@ def size(options: ImageSizeOptions, settings: Settings) -> None:
 
     Exit 0: measured; 1: it has no Python; 2: wrong usage, or there is no such image; 3: no engine answers.
     """
-    engine = engines.find(options.engine)
-    if engine == "venv":
-        message = "neither docker nor podman answers"
-        raise UnavailableError(message, fix="start docker or podman")
-    measured = measure(engine, options.image)
+    measured = measure(_engine(options.engine), options.image)
     if options.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(measured)))
         return
     click.echo(rendered("printed/size.txt.j2", {"size": measured, "quiet": settings.quiet}), nl=False)
+
+
+def _engine(wanted: Literal["auto", "docker", "podman"] = "auto") -> engines.ContainerEngine:
+    engine = engines.find(wanted)
+    if engine == "venv":
+        message = "neither docker nor podman answers"
+        raise UnavailableError(message, fix="start docker or podman")
+    return engine
