@@ -37,10 +37,7 @@ _DATE: Final = (1980, 1, 1, 0, 0, 0)
 
 
 def relabelled(wheel: Path, directory: Path, label: str) -> Path:
-    """Write the wheel with a local version (PEP 440) into a directory and return its path. Bytes have no dates.
-
-    Raise BinaryError or OSError if the wheel cannot be read.
-    """
+    """Write the wheel with a local version, without dates. BinaryError or OSError if it cannot be read."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             files = {entry.filename: archive.read(entry) for entry in archive.infolist() if not entry.is_dir()}
@@ -141,10 +138,7 @@ class Compiler(NamedTuple):
 def wheel_of(
     build: ExtensionBuild, store: Store, facts: Facts, compiler: Compiler, means: Callable[[str], TransferOptions]
 ) -> tuple[StoredWheel, bool]:
-    """Return the wheel of a build, and whether it was compiled now; one that the store has is not compiled again.
-
-    Raise BuildError if it does not compile, PromiseError if the wheel is not what it was compiled to be.
-    """
+    """Return the wheel, of the store or compiled now, and which. BuildError, or PromiseError for another wheel."""
     kept = recipe.kept_wheel(store, build)
     if kept is not None:
         return kept, False

@@ -49,10 +49,7 @@ def _defaults(matrix: Matrix, cell: Cell, arch: HostArch) -> Iterator[Cell]:
 
 
 def best_cell(matrix: Matrix, answers: Sequence[Resolution], engine: str, profile: Profile | None) -> BestCell:
-    """Return the published cell to build for these answers: the first whose torch the mirror has.
-
-    Without a profile, the mirrors are probed for the files of the cell.
-    """
+    """Return the first published cell whose torch the mirror has; without a profile mirrors are probed for it."""
     cells = buildable(matrix, answers, engine)
     return newest_available(matrix, cells, profile, answers[0].arch) if profile else BestCell(cells[0])
 

@@ -80,10 +80,7 @@ def lock_first(matrix: Matrix, spec: ImageSpec, profile: Profile) -> ImageSpec:
 
 
 class PinnedExtensions(NamedTuple):
-    """Requirements with each known extension pinned. `sources` (name, version) must be compiled, `files` are fetched.
-
-    Neither is among `requirements`.
-    """
+    """Known extensions, pinned. `sources` (name, version) are compiled, `files` fetched: neither in `requirements`."""
 
     requirements: list[str]
     sources: list[tuple[str, str]]
@@ -144,10 +141,7 @@ def pinned_to_fit(
 
 
 def extensions_of_target(matrix: Matrix, spec: ImageSpec) -> list[str]:
-    """Return the native extensions of a spec's target, each pinned to the newest release that fits its cell.
-
-    Raises ConfigError for one that cannot fit, or fits only from elsewhere than the Python index.
-    """
+    """Return the target's native extensions, pinned to what fits. ConfigError: one fits not, or not from the index."""
     pinned = pinned_to_fit(matrix, spec, extensions_of(spec.target, spec.cuda))
     others = [*(name for name, _ in pinned.sources), *(file.path.name for file in pinned.files)]
     if others:

@@ -59,10 +59,7 @@ def recipe(
     *,
     hooks: Path | None = None,
 ) -> list[str]:
-    """Return the command that bootstraps a base from apt source lines. It keeps the distribution's own, not these.
-
-    `hooks` is a directory of mmdebstrap's hooks to run.
-    """
+    """Return the command that bootstraps a base from apt source lines; it keeps the distribution's own, not these."""
     example = "usr/share/doc/apt/examples"
     keep_own = (
         f'cd "$1" && rm -f etc/apt/sources.list etc/apt/apt.conf.d/99mmdebstrap && '

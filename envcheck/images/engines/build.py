@@ -193,10 +193,7 @@ def _record(engine: Engine, key: str) -> Path:
 
 
 def _built(engine: Engine, key: str | None) -> ImageInfo | None:
-    """Return the image of a key that an earlier build proved, whatever it is called by now.
-
-    Its id tells it from images that are derived from it, which inherit its label.
-    """
+    """Return the proven image of a key, by its id: images that are derived from it inherit its label."""
     record = _record(engine, key) if key else None
     identity = record.read_text(encoding="ascii") if record and record.is_file() else ""
     image = engine.inspect(identity) if identity else None
@@ -204,10 +201,7 @@ def _built(engine: Engine, key: str | None) -> ImageInfo | None:
 
 
 def dry_run(engine: Engine, request: TargetRequest) -> BuildPlan:
-    """Return the plan as `build` would carry it out, fetching, importing and building nothing.
-
-    Its context is left in place, so that what is printed of the plan can be run.
-    """
+    """Return the plan of `build`, which builds nothing. Its context stays: what is printed of it can be run."""
     remote = base_reference(request.spec, request.profile.registry)
     pullable = request.base != "bootstrap" and (engine.inspect(remote) or _offered(engine, request, remote))
     base = remote if pullable else bases.reference(request.spec.base, request.spec.arch, base_packages(request))

@@ -43,10 +43,7 @@ def stream(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> CommandResult:
-    """Run a program, handing each line over as it is written. At `timeout` seconds its whole process group is killed.
-
-    A program that is not there is an UnavailableError.
-    """
+    """Run a program, handing lines over as written; at `timeout` its process group is killed. UnavailableError."""
     deadline = time.monotonic() + timeout
     with _start(argv, env, cwd) as process:
         return _result(process, deadline, on_line or (lambda _: None))
