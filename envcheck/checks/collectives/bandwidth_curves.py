@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from envcheck.checks import PASS, Limit, Measured, Outcome, Ranks, View, failed, passed, undecided, worst
+from envcheck.checks import PASS, Limit, Measured, Outcome, Ranks, View, failed, passed, undecided, warned, worst
 from envcheck.checks.collectives import fabrics, transports
 from envcheck.checks.support import process_group
 from envcheck.counting import numbered
@@ -22,6 +22,7 @@ PLATEAU = 1_000_000_000
 _FIX = (
     "look at the transport check; at the fabric manager, NVLink states, and NCCL_* in the environment and in nccl.conf"
 )
+LEAST = Limit(0.35, "of the links' rate", "ours: boards with NVSwitches reach 0.75 of it and more", "at least")
 _AGAIN = "run it again; see the check's log"
 
 
@@ -156,6 +157,10 @@ def _against_limit(links: transports.Links, name: str, curve: list[Measured], li
         too_fast = f"{summary}: above the {ceiling:.4g} GB/s its links can carry, so mismeasured"
         return undecided(too_fast, fix=fix, code="speed.impossible", culprit=name)
     if row is None:
+        switched = "NVLS" in links.ways and name == "all-reduce" and curve[-1]["bytes"] >= PLATEAU
+        if switched and links.rate and value < LEAST.value * links.rate:
+            slow = f"{summary}: slow for links of {links.rate:.4g} GB/s ({why})"
+            return warned(slow, fix=_FIX, value=value, limit=LEAST, code="speed.unverified", culprit=name)
         return passed(f"{summary}: reported, not judged ({why})", **judged)
     if curve[-1]["bytes"] < PLATEAU:
         small = "too little free GPU memory for sizes on the plateau"
