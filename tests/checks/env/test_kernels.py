@@ -5,7 +5,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -84,13 +86,16 @@ def test_each_level_runs_its_part_and_ranks_of_one_cpu_share_it() -> None:
     assert kernels.examples("full", 5, 0, 1) == every["full"] != kernels.examples("full", 6, 0, 1)
 
 
-def test_a_graph_that_cudnn_has_no_plan_for_is_absent_and_any_other_error_a_failure() -> None:
-    survey = kernels.Survey(None, None, DTYPES)
+def test_a_graph_that_cudnn_has_no_plan_for_is_absent_and_any_other_error_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    survey = kernels.Survey(None, SimpleNamespace(type="cuda"), ["float16"], None)
     said = "cuDNN Frontend error: [cudnn_frontend] Error: No execution plans support the graph."
     for text in (said, "CUDNN_STATUS_EXECUTION_FAILED"):
-        survey._raised("attention cudnn", "float16", RuntimeError(text))  # noqa: SLF001 (what no CPU raises)
-    assert survey.absent == {"attention cudnn float16": f"RuntimeError: {said}"}
-    assert [one["raised"] for one in survey.wrong] == ["RuntimeError: CUDNN_STATUS_EXECUTION_FAILED"]
+        monkeypatch.setattr(kernels, "results", Mock(side_effect=RuntimeError(text)))
+        survey.run(kernels.rows()[0])
+    assert survey.found["absent"] == {"mm float16": f"RuntimeError: {said}"}
+    assert [one["raised"] for one in survey.found["wrong"]] == ["RuntimeError: CUDNN_STATUS_EXECUTION_FAILED"]
 
 
 def test_every_row_of_the_table_is_read() -> None:
