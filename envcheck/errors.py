@@ -1,6 +1,7 @@
 """What can go wrong, each with the exit code it ends the command with and what the user does next."""
 
-from typing import ClassVar, NoReturn
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, NoReturn
 
 
 class EnvcheckError(Exception):
@@ -27,6 +28,29 @@ class ConfigError(EnvcheckError):
 def refuse(message: str, fix: str, kind: type[EnvcheckError] = ConfigError) -> NoReturn:
     """Raise an error of this kind."""
     raise kind(message, fix=fix)
+
+
+def refuse_all(wrong: Iterable[ConfigError]) -> None:
+    """Raise all that is wrong as one error, a line each; nothing where nothing is."""
+    errors = list(wrong)
+    if not errors:
+        return
+    message, fix = errors[-1].message, errors[-1].fix
+    if errors[:-1]:
+        message = "\n  ".join([f"{len(errors)} inputs are wrong:", *map(str, errors[:-1]), message])
+    refuse(message, fix)
+
+
+def all_of(*calls: Callable[[], Any]) -> list[Any]:
+    """Return what each call returns; raise the ConfigErrors of all of them as one."""
+    results, wrong = [], []
+    for call in calls:
+        try:
+            results.append(call())
+        except ConfigError as error:  # noqa: PERF203 (calls are few)
+            wrong.append(error)
+    refuse_all(wrong)
+    return results
 
 
 class NothingLegalError(EnvcheckError):

@@ -19,7 +19,6 @@ from envcheck.mirrors.net.waits import announced
 
 # The commands in the sections of --help, the groups of commands with their help, and where a command is.
 _TABLE: Final = msgspec.json.decode(Path(__file__).with_name("commands.json").read_bytes())
-# What the envcheck of an image comes without (pyproject.toml, the group `image`).
 # What people type first, by the name that it has here.
 _MEANT: Final = {
     **dict.fromkeys(("validate", "check", "test", "verify", "doctor"), "run"),
@@ -29,7 +28,9 @@ _MEANT: Final = {
     **dict.fromkeys(("download", "get"), "fetch"),
     **dict.fromkeys(("push", "upload"), "publish"),
     **dict.fromkeys(("show", "html", "junit", "compare"), "report"),
+    **dict.fromkeys(("slurm", "kubernetes", "cluster", "nodes"), "fleet"),
 }
+# What the envcheck of an image comes without (pyproject.toml, the group `image`).
 _HOST_ONLY: Final = {"cryptography", "docker", "jinja2", "urllib3", "uv"}
 
 
@@ -69,7 +70,8 @@ class LazyGroup(click.Group):
             import difflib  # here, as a start that names its command needs none
 
             meant = [_MEANT[args[0]]] if args[0] in _MEANT and not self.path else []
-            for near in meant or difflib.get_close_matches(args[0], self.described, 1):
+            meant += [f"{path} {args[0]}" for path, group in GROUPS.items() if args[0] in group.described]
+            for near in meant[:1] or difflib.get_close_matches(args[0], self.described, 1):
                 ctx.fail(f"No such command {args[0]!r} (did you mean {near!r}?)")
         return super().resolve_command(ctx, args)
 

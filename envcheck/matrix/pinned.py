@@ -132,7 +132,7 @@ class _Judge:
         answer, bases = self.answer(pin), self.file.bases
         if answer is not None and not answer.legal:
             took = "" if pin.exact else f"it is torch {answer.query.torch} today: ".replace("==", "")
-            weak = "" if answer.verified else " (by one weak source)"
+            weak = "" if answer.verified else " (not confirmed by a second source)"
             fix = self._instead(pin, answer)
             yield PinFinding(pin.line, "P101", "unreal", f"{took}{answer.reasons[0]}{weak}", fix)
         elif answer is not None and answer.verdict == _COMPAT and not any("nvidia/" in base for _, base in bases):

@@ -75,7 +75,8 @@ def show(report: RunReport, console: Console, written: Iterable[str] = (), *, ve
         out.told("not run", f"{', '.join(named)}; run again with --resume", most=0 if verbose else 2)
     for line in written:
         out.line(line)
-    out.told("", report.verdict.sentence, _STYLES[report.verdict.status], indent=0)
+    sentence = report.verdict.sentence.replace("UNDETERMINED:", "UNDETERMINED (neither pass nor fail):", 1)
+    out.told("", sentence, _STYLES[report.verdict.status], indent=0)
 
 
 def _in_line(value: Any) -> Any:

@@ -118,7 +118,7 @@ def select(
     modules: Sequence[CheckModule], level: str, only: Iterable[str] = (), skip: Iterable[str] = ()
 ) -> list[CheckModule]:
     """Return the checks of a level (each level holds the ones before it), or those of `only`; less `skip`."""
-    included, excluded = _known_ids(modules, only), _known_ids(modules, skip)
+    included, excluded = _known_ids(modules, only, skip)
     upto = LEVELS[: LEVELS.index(level) + 1]
     chosen = [f for f in modules if (f.id in included if included else f.check.level in upto) and f.id not in excluded]
     if not chosen:
@@ -148,10 +148,10 @@ def _planned(module: CheckModule, timeout: float | None, gpus: int | None, level
     )
 
 
-def _known_ids(modules: Sequence[CheckModule], ids: Iterable[str]) -> set[str]:
+def _known_ids(modules: Sequence[CheckModule], *groups: Iterable[str]) -> list[set[str]]:
     names = [f.id for f in modules]
-    chosen = {i.replace("_", "-") for i in ids}
-    hints = {name: _near(modules, name) for name in sorted(chosen - set(names))}
+    chosen = [{i.replace("_", "-") for i in ids} for ids in groups]
+    hints = {name: _near(modules, name) for name in sorted(set[str]().union(*chosen).difference(names))}
     if hints:
         told = hints.values() if len(hints) == 1 else (f"{name}: {hint}" for name, hint in hints.items())
         refuse(f"no check is named {' or '.join(hints)}", "; ".join(told))
@@ -162,7 +162,8 @@ def _near(modules: Sequence[CheckModule], name: str) -> str:
     """Return which checks may have been meant: of a longer name, of that library or part, or of a name like it."""
     names = [f.id for f in modules]
     longer = [one for one in names if one.startswith(f"{name}-")]
-    about = [f.id for f in sorted(modules, key=lambda f: f.kind) if name in f"{f.check.promise} {f.doc}".lower()]
+    first = sorted(modules, key=lambda f: (f.kind, -f.check.least_ranks))  # of a library: what ranks do with it
+    about = [f.id for f in first if name.lower() in f"{f.check.promise} {f.doc}".lower()]
     near = longer or about[:_NEAR] or difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(near)}?" if near else "see `envcheck checks`"
 

@@ -41,7 +41,12 @@ def build(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "status", "message"),
     [
         (("torch9.9.9-cpu-py311", "--engine", "venv"), 2, "no published cell is named 'torch9.9.9-cpu-py311'"),
-        (("torch2.8.0",), 2, "`envcheck resolve --torch 2.8.0` names the best"),
+        (
+            ("torch2.8.0",),
+            2,
+            "torch2.8.0 names 16 published cells; this machine runs torch2.8.0-cpu-py310, torch2.8.0-c",
+        ),
+        (("torch2.8.0-cu128",), 2, "this machine runs none of them; name one; `envcheck images 'torch2.8.0-cu128-*'`"),
         (("torch2.13.0-cpu-py39", "--engine", "venv"), 2, "did you mean torch2.13.0-cpu-py311"),
         (("torch2*", "--engine", "venv"), 2, "build one at a time"),
         (("torch2.13.0-cpu-py311", "--engine", "venv", "--mirror", "nosuch"), 2, "no mirror profile 'nosuch'"),

@@ -29,8 +29,23 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "did you mean 'resolve'" in done.stderr.lower()
-    for word, meant in (("validate", "run"), ("install", "build"), ("list", "images")):
+    for word, meant in (("validate", "run"), ("install", "build"), ("list", "images"), ("sbom", "images sbom")):
         assert f"(did you mean '{meant}'?)" in process(word).stderr
+
+
+def test_what_is_not_there_ends_with_2_in_every_command(run: Run, tmp_path: Path) -> None:
+    none = str(tmp_path / "none")
+    torch = ["resolve --torch 9.9 --no-here", "resolve --torch 9.9 --no-here --json", "matrix show --torch 9.9"]
+    cell = [f"{name} torch9.9.9-cpu-py311" for name in ("images", "images sbom", "build", "render", "lock", "fetch")]
+    file = [f"report {name}" for name in ("show", "judge", "redact", "convert --format junit")]
+    file += ["run --dry-run --baseline", "run --dry-run --requirements", "run --dry-run --python", "fleet report"]
+    file += ["mirror doctor", "mirror show", "resolve --from", "matrix wheel"]
+    other = ["checks nope", "run --only nope", "schema nope", "resolve --gpu nope", "mirror show nope", "nope"]
+    codes = {line: run(*line.split())[0] for line in [*torch, *cell, *(f"{name} {none}" for name in file), *other]}
+    assert {line: code for line, code in codes.items() if code != 2} == {}
+    # It is there, and cannot run: the answer to another question.
+    assert run("resolve", "--torch", "2.8", "--cuda", "12.1", "--no-here")[0] == 1
+    assert run("images", "--gpu", "V100", "--driver", "590.44.01")[0] == 1
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

@@ -20,11 +20,20 @@ def test_show_one_release(run: Run) -> None:
 @pytest.mark.parametrize("args", [("--torch", "9"), ("--python", "3.99"), ("--torch", "2.8", "--cuda", "cu132")])
 def test_show_says_when_no_row_is_left(run: Run, args: tuple[str, ...]) -> None:
     code, out, err = run("matrix", "show", *args)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err.startswith(f"envcheck: no row of the matrix meets {' '.join(args)}; ask for less")
     assert err.count("\n") == 1
     code, out, _ = run("matrix", "show", *args, "--json")
-    assert (code, json.loads(out)) == (1, [])
+    assert (code, json.loads(out)) == (2, [])
+
+
+def test_a_list_of_gpus_says_the_driver_of_each_whole_and_pads_nothing(run: Run) -> None:
+    _, out, _ = run("matrix", "show", "--list-gpus")
+    rows = [line.split() for line in out.splitlines()]
+    assert ["520.56.06", "9.0", "x86_64", "yes", "H100"] in rows
+    assert "…" not in out
+    for shown in (out, run("images", "torch2.8.0-*")[1], run("resolve", "--torch", "2.8", "--no-here", "--all")[1]):
+        assert not [line for line in shown.splitlines() if line != line.rstrip() or len(line) > 80]
 
 
 def test_show_takes_what_resolve_takes(run: Run) -> None:

@@ -1,5 +1,6 @@
 """The options of a command come from one dataclass, and one name means one thing over all commands."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,14 @@ def test_each_command_has_help_of_80_columns() -> None:
         if shown.exit_code or long:
             wrong[path] = long
     assert wrong == {}
+
+
+def test_each_option_is_told_in_a_sentence() -> None:
+    options = [
+        (path, one) for path, command in COMMANDS.items() for one in command.params if isinstance(one, click.Option)
+    ]
+    told = {f"{path} {one.name}": one.help or "" for path, one in options}
+    assert [where for where, text in told.items() if not re.search(r"[.\])]$", text)] == []
 
 
 def test_an_option_means_one_thing_over_all_commands() -> None:

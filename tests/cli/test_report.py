@@ -86,6 +86,18 @@ def test_what_is_wrong_is_one_line(
     assert message in done.stderr
 
 
+def test_two_files_that_are_not_there_are_told_at_once(run: Envcheck) -> None:
+    done = run("report", "compare", "none.json", "neither.json")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "envcheck: 2 inputs are wrong:")
+    assert [line.split(":")[0] for line in done.stderr.splitlines()[1:]] == [
+        "  cannot read none.json",
+        "  cannot read neither.json",
+    ]
+    wrong = ("--requirements", "none.toml", "--python", "/none", "--only", "nope")
+    done = run("run", "--dry-run", *wrong)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "envcheck: 3 inputs are wrong:")
+
+
 def test_a_report_of_others_does_not_steer_the_terminal(run: Envcheck, saved: Callable[..., Path]) -> None:
     path = saved("r.json", GOOD)
     content = path.read_text().replace("rack7-n1", "rack\\u001b[2J\\u202e7")

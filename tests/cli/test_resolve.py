@@ -107,6 +107,38 @@ def test_nothing_legal_is_exit_1_with_what_could_be_done(run: Run) -> None:
     assert "keep cu121: torch 2.5.1" in out
 
 
+def test_a_verdict_is_told_in_plain_words_where_it_is_new(run: Run) -> None:
+    _, out, _ = run("resolve", "--torch", "2.8.0", "--gpu", "H100", "--driver", "470.57.02", "--no-here", "--all")
+    plain = "driver-ok-via-minor-compat: an older driver of the same CUDA major runs it"
+    assert f"({plain})" in " ".join(out.split())
+    assert "torch2.8.0-cu128-py313 (ok)\n" in out
+    assert out.endswith("\nVerdicts\n  - driver-too-old: it needs a newer driver\n")
+    _, out, _ = run("resolve", "--torch", "2.15.0", "--cuda", "cpu", "--no-here")
+    assert "not confirmed by a second source (verified: false): the x86_64 wheels" in " ".join(out.split())
+
+
+def test_all_that_is_wrong_is_told_at_once(run: Run) -> None:
+    words = ("--gpu", "H10", "--gpu", "H10x", "--driver", "abc", "--python", "9", "--cuda", "xx", "--torch", "x.y")
+    code, out, err = run("resolve", "--no-here", *words)
+    first, *lines = err.splitlines()
+    assert (code, out, first) == (2, "", "envcheck: 6 inputs are wrong:")
+    told = (
+        "--cuda 'xx' is",
+        "--python 9 is",
+        "--driver abc is",
+        "no GPU named 'H10'",
+        "no GPU named 'H10x'",
+        "--torch",
+    )
+    assert [line.startswith(f"  {start}") for line, start in zip(lines, told, strict=True)] == [True] * 6
+    assert all("; " in line for line in lines)
+
+
+def test_the_gpu_of_another_maker_is_no_wrong_name(run: Run) -> None:
+    code, out, _ = run("resolve", "--gpu", "MI300X", "--no-here")
+    assert (code, "MI300X is an AMD GPU: no CUDA wheel runs on it" in out) == (1, True)
+
+
 def test_the_number_of_gpus_changes_nothing(run: Run) -> None:
     plain = run("resolve", "--gpu", "A100", "--driver", "550.54.14")
     assert run("resolve", "--gpu", "A100", "--gpus", "4", "--driver", "550.54.14") == plain

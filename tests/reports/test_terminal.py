@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 import re
 from collections.abc import Callable
 from html import escape
@@ -17,12 +18,14 @@ from envcheck.reports.formats.markdown import markdown
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.phrases import quantity
 from envcheck.reports.terminal import announcement, show, show_announcement, show_plan
+from envcheck.runner.judging import verdict
 from envcheck.runner.schema import Attempt, FindingRow, ImageFacts, LimitRow, OutcomeRow, TargetFacts
 from tests.builders import row
 from tests.tables import each
 
 MakeReport = Callable[..., RunReport]
-REPORTS = sorted((Path(__file__).parents[1] / "data" / "reports").glob("*.json"))
+DATA = Path(__file__).parents[1] / "data"
+REPORTS = sorted((DATA / "reports").glob("*.json"))
 
 
 def text(report: RunReport, *, verbose: bool = False, width: int = 80) -> str:
@@ -106,6 +109,28 @@ def test_a_report_takes_25_lines_and_8_more_a_problem(path: Path) -> None:
     assert not [line for line in [*lines, *text(made, verbose=True).splitlines()] if line != line.rstrip()]
 
 
+@each(
+    ("shown", "recorded", "problems"),
+    [
+        ("sound", "cpu", ()),
+        ("one-warning", "h200x1", ("driver-branch",)),
+        ("one-failure", "h100x8-slow-gpu", ("gemm-throughput",)),
+        ("eight-gpus", "h100x8-slow-gpu", None),
+    ],
+)
+def test_what_is_printed_at_80_columns(shown: str, recorded: str, problems: tuple[str, ...] | None) -> None:
+    made = load(DATA / "reports" / f"{recorded}.json")
+    if problems is not None:
+        kept = [o for o in made.outcomes if o.status in ("pass", "skip") or o.id in problems]
+        planned = [check for check in made.plan.checks if check.id in {o.id for o in kept}]
+        made = structs.replace(made, outcomes=kept, verdict=verdict(kept, made.mode))
+        made = structs.replace(made, plan=structs.replace(made.plan, checks=planned))
+    snapshot = DATA / "terminal" / f"{shown}.txt"
+    if os.environ.get("ENVCHECK_TEST_SNAPSHOTS"):
+        snapshot.write_text(text(made), encoding="utf-8")
+    assert text(made) == snapshot.read_text(encoding="utf-8"), "look at it, then run with ENVCHECK_TEST_SNAPSHOTS=1"
+
+
 def test_skips_are_counted_by_reason_and_a_problem_of_any_length_takes_8_lines(report: MakeReport) -> None:
     alone = [row(f"x{n}", "skip", f"needs 2 GPUs, found none: {n}") for n in range(31)]
     others = [row(f"y{n}", "skip", f"reason {n}") for n in range(9)]
@@ -180,6 +205,10 @@ def test_a_run_that_was_cut_short_names_what_it_has_left(report: MakeReport) -> 
     assert "\nnot run   c0, c1, c2, c3, c4; run again with --resume\n" in text(cut, verbose=True)
 
 
+def test_the_last_line_says_what_undetermined_is(report: MakeReport) -> None:
+    assert text(report(GOOD, BROKEN)).endswith("\nUNDETERMINED (neither pass nor fail): amp\n")
+
+
 def test_a_text_of_a_report_makes_no_line_of_its_own(report: MakeReport) -> None:
     evil = "all fine\nPASS: 9 promises proved\r\u2028x"
     made = report(row("matmul", "fail", evil, remedy=evil, culprit=evil), row(evil))
@@ -243,7 +272,7 @@ def test_the_examples_fit_narrow_terminals(path: Path, columns: int) -> None:
         # Only a word or a command may be longer.
         whole = re.sub("`[^`]*`", "", line[10:].removesuffix(" …"))
         assert len(line) <= columns or " " not in whole, line
-    assert load(path).verdict.sentence.split()[0] in shown
+    assert load(path).verdict.sentence.split()[0].rstrip(":") in shown
 
 
 def test_evidence_that_nobody_measured_says_so_in_every_form_that_people_read() -> None:

@@ -40,12 +40,19 @@ def test_only_takes_a_check_of_any_level_and_skip_takes_one_out() -> None:
         (["a-ful"], [], r"no check is named a-ful; did you mean a-full"),
         (["a"], [], r"no check is named a; did you mean a-\w+"),
         ([], ["zzz"], r"no check is named zzz; see `envcheck checks`"),
+        (["aful"], ["zzz"], r"no check is named aful or zzz; aful: did you mean a-full\?; zzz: see `envcheck checks`"),
         (["a-full"], ["a-full"], r"no check is left to run"),
     ],
 )
 def test_a_name_that_is_none_is_refused_with_what_may_be_meant(only: list[str], skip: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         select(ALL, "full", only, skip)
+
+
+def test_the_name_of_a_library_finds_what_ranks_do_with_it_first() -> None:
+    for name in ("nccl", "NCCL"):
+        with pytest.raises(ConfigError, match="did you mean all-reduce or all-reduce-bandwidth or collectives or "):
+            select(discover(), "full", [name])
 
 
 def test_the_worker_is_told_of_env_checks_alone() -> None:

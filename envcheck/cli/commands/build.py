@@ -15,6 +15,7 @@ from envcheck.cli import Settings
 from envcheck.cli.building.cell_to_build import best_cell, kept_locks, specs_to_build
 from envcheck.cli.building.on_top import Wheels, known_extensions, locked_specs, pinned_to_fit, with_packages
 from envcheck.cli.building.request import BuildOptions, BuildRequest
+from envcheck.cli.commands.images import running_here
 from envcheck.cli.commands.resolve import active_python, fill
 from envcheck.cli.options import command_with
 from envcheck.cli.shared.process import last_line, print_json
@@ -110,7 +111,7 @@ def listeners(settings: Settings, first: str) -> Iterator[tuple[Callable[[str], 
 
 @command_with(BuildOptions, "platform", epilog="Example: envcheck build torch2.13.0-cpu-py311 --mirror host")
 def command(options: BuildOptions, settings: Settings) -> None:
-    """Build a cell and prove that it is what its tag says.
+    """Build a cell (one torch, CUDA variant and Python) and prove that it is what its tag says.
 
     Without CELL, envcheck builds the published cell that `envcheck resolve` names for this machine, or the newest one
     whose torch the mirror has. On a CPU that may be a CUDA build; envcheck then prints its size.
@@ -139,6 +140,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
         engine.demand_contexts()
     matrix, store = load(settings.matrix), open_store(options.store)
     named = None if options.mirror == AUTO else load_profile(options.mirror)
+    _refuse_release(matrix, options.selector)
     selector = options.selector or _cell_for_this_machine(matrix, request.engine, named)
     specs = specs_to_build(matrix, selector, request.targets, options.images_dir, request.arch)
     unlocked = [spec for spec in specs if spec.lacks_lock]
@@ -160,6 +162,16 @@ def _from_environment() -> set[str]:
     context = click.get_current_context()
     named = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in named.items() if source is click.core.ParameterSource.ENVIRONMENT}
+
+
+def _refuse_release(matrix: Matrix, name: str | None) -> None:
+    """Refuse the name of a release, and name those of its cells that this machine runs."""
+    cells = [str(cell) for cell in matrix.cells() if name and str(cell).startswith(f"{name}-")]
+    if cells:
+        here = running_here(matrix)
+        runs = ", ".join(cell for cell in cells if cell in here) or "none of them"
+        message = f"{name} names {counted(len(cells), 'published cell')}; this machine runs {runs}"
+        raise ConfigError(message, fix=f"name one; `envcheck images '{name}-*'` lists them all")
 
 
 def _cell_for_this_machine(matrix: Matrix, engine: str, profile: Profile | None) -> str:

@@ -52,7 +52,7 @@ class FleetReportOptions:
     max_age: Annotated[float, Option("Older reports are stale.", type=Duration())] = 86400.0
     html: Annotated[Path | None, Option("Write one page: nodes and checks, outliers, drift.", type=FILE)] = None
     prometheus: Annotated[Path | None, Option("Write metrics of all nodes, in one file.", type=FILE)] = None
-    history: Annotated[str | None, Option("How often this one failed, and why.", metavar="NODE|GPU-UUID")] = None
+    history: Annotated[str | None, Option("Print how often this one failed, and why.", metavar="NODE|GPU-UUID")] = None
     strict: Annotated[bool, Option("Drift and outliers count as failures, and leave `use now`.")] = False
     as_json: Annotated[bool, Option("--json", "Print envcheck/fleet/1.")] = False
 

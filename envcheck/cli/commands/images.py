@@ -24,7 +24,7 @@ from envcheck.cli.options import (
 from envcheck.cli.shared.process import note, print_table, say
 from envcheck.counting import counted
 from envcheck.data import data_path, rendered
-from envcheck.errors import ConfigError, NothingLegalError, UnavailableError
+from envcheck.errors import ConfigError, NothingLegalError, UnavailableError, refuse
 from envcheck.images import engines, formats
 from envcheck.images.build_context import tool_lock
 from envcheck.images.lockfile import missing
@@ -52,13 +52,13 @@ class ImagesListOptions:
     gpus: Annotated[tuple[str, ...], Option("--gpu", "Only what runs on this GPU. Repeatable.", metavar="NAME")] = ()
     driver: Annotated[str | None, Option("Only what this NVIDIA driver runs.", metavar="VERSION")] = None
     python: Annotated[str | None, Option("Only this Python version, e.g. 3.12.", metavar="X.Y")] = None
-    cuda: Annotated[str | None, Option("Only wheels of this CUDA.", metavar="X.Y|cuNNN|cpu")] = None
+    cuda: Annotated[str | None, Option("--cuda", "--variant", "Only this CUDA.", metavar="X.Y|cuNNN|cpu")] = None
     platform: Annotated[
         Literal["linux/amd64", "linux/arm64"] | None,
         Option("With --format: only this platform. [all; linux/amd64 where the format takes one]"),
     ] = None
     repository: Annotated[str, Option("Repository of the tags, with --format: HOST/NAME.")] = REPOSITORY
-    as_json: Annotated[bool, Option("--json", "For programs: envcheck/images/1.")] = False
+    as_json: Annotated[bool, Option("--json", "Print envcheck/images/1, for programs.")] = False
     images_dir: ImagesDirectory = None
 
 
@@ -72,8 +72,7 @@ def list_(options: ImagesListOptions, settings: Settings) -> int:
     Exit 0: listed, even if a cell lacks a lock; 1: none runs there; 2: a lock cannot be used, or wrong usage.
     """
     if options.format and options.as_json:
-        message = "--format and --json exclude each other"
-        raise ConfigError(message, fix="give one of them")
+        refuse("--format and --json exclude each other", "give one of them")
     if options.platform and not options.format:
         message = "--platform is for --format: the list has every cell once"
         raise ConfigError(message, fix="give --format github or --format bake, or leave --platform out")
@@ -86,7 +85,7 @@ def list_(options: ImagesListOptions, settings: Settings) -> int:
     if options.as_json:
         click.echo(json.dumps({"schema": "envcheck/images/1", "cells": rows}, indent=1))
     else:
-        _show_list(rows, _running_here(matrix))
+        _show_list(rows, running_here(matrix))
     errors = [row["error"] for row in rows if row["error"]]
     for error in errors:
         say(error)
@@ -102,8 +101,8 @@ def _selected(matrix: Matrix, options: ImagesListOptions) -> list[CellTargets]:
         running = _running(matrix, query)
         chosen = [(cell, targets) for cell, targets in chosen if str(cell) in running]
         if not chosen:
-            message = "no selected cell runs there"
-            raise NothingLegalError(message, fix="`envcheck resolve` with the same options says why")
+            fix = "`envcheck resolve` with the same options says why"
+            refuse("no selected cell runs there", fix, NothingLegalError)
     if not chosen:
         message = f"no selected cell is published as {options.target}"
         raise ConfigError(message, fix="choose a target that `envcheck images` lists for the cell")
@@ -116,7 +115,7 @@ def _running(matrix: Matrix, query: Query) -> set[str]:
     return {row.cell for row in resolve(matrix, query).ranked if row.verdict != "forward-compat-required"}
 
 
-def _running_here(matrix: Matrix) -> set[str]:
+def running_here(matrix: Matrix) -> set[str]:
     """Return the cells that this node's driver and GPUs run; none where they cannot be read."""
     from envcheck.node import collect  # most uses of these commands read no node
 
@@ -195,7 +194,7 @@ def _show_list(rows: list[dict[str, Any]], here: set[str]) -> None:
 @dataclass(frozen=True, kw_only=True)
 class ImagesSbomOptions:
     selector: Annotated[str, Argument(metavar="CELL", shell_complete=complete_cells)]
-    target: Annotated[Target, Option(type=click.Choice(get_args(Target)))] = "runtime"
+    target: Annotated[Target, Option("List what this target holds.", type=click.Choice(get_args(Target)))] = "runtime"
     metadata: Annotated[
         tuple[Path, ...],
         Option("Wheels, or an environment's site-packages: licences are read there.", type=EXISTING_DIRECTORY),
@@ -264,8 +263,8 @@ def _created() -> dt.datetime:
 @dataclass(frozen=True, kw_only=True)
 class ImageSizeOptions:
     image: Annotated[str, Argument(metavar="IMAGE")]
-    engine: Annotated[Literal["auto", "docker", "podman"], Option()] = "auto"
-    as_json: Annotated[bool, Option("--json", "For programs: envcheck/image-size/1, every package.")] = False
+    engine: Annotated[Literal["auto", "docker", "podman"], Option("Ask this engine for the image.")] = "auto"
+    as_json: Annotated[bool, Option("--json", "Print envcheck/image-size/1, with every package.")] = False
 
 
 @command_with(ImageSizeOptions, epilog="Example: envcheck images size envcheck/torch:2.13.0-cpu-py311-runtime")

@@ -55,7 +55,7 @@ class LockOptions:
 
 @command_with(LockOptions, epilog="Example: envcheck lock 'torch2.8*' --mirror host")
 def command(options: LockOptions, settings: Settings) -> None:
-    """Pin every package of a cell, with hashes.
+    """Pin every package of a cell (one torch, CUDA variant and Python), with hashes.
 
     CELL is a cell's name or a glob; all cells without one. The locks hold versions and sha256 only: no URL, no
     date, no mirror. A cell that cannot be locked keeps its old locks and is named at the end. A model's lock is made

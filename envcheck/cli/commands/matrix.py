@@ -15,7 +15,7 @@ from envcheck.cli import Settings
 from envcheck.cli.options import ARCHS, Argument, JsonOption, Option, command_with
 from envcheck.cli.shared.process import print_json, print_table
 from envcheck.counting import counted
-from envcheck.errors import ConfigError, NothingLegalError, UnavailableError, refuse
+from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.matrix.extensions.opened_wheel import OpenedWheel, extensions_file, without_foreign
 from envcheck.matrix.facts.lookup import all_gpus
 from envcheck.matrix.facts.model import GpuModel, Matrix, key
@@ -50,7 +50,7 @@ def show(options: MatrixShowOptions, settings: Settings) -> None:
     matrix = load(settings.matrix)
     if options.only_gpus:
         gpus = all_gpus(matrix)
-        _print(gpus, ("GPU", "cc", "host", "centre", "drivers from"), map(_gpu, gpus), options)
+        _print(gpus, ("drivers from", "cc", "host", "centre", "GPU"), map(_gpu, gpus), options)
     elif options.only_drivers:
         native = {minor.cuda: minor.native_driver for minor in matrix.cuda.minors}
         table = [
@@ -74,7 +74,7 @@ def show(options: MatrixShowOptions, settings: Settings) -> None:
             given = {"torch": options.torch, "cuda": options.cuda, "python": options.python}
             words = " ".join(f"--{name} {value}" for name, value in given.items() if value)
             message = f"no row of the matrix meets {words}"
-            raise NothingLegalError(message, fix="ask for less; `envcheck matrix show` lists them all")
+            raise ConfigError(message, fix="ask for less; `envcheck matrix show` lists them all")
         if not options.as_json and any(row["pypi"] for row in matching_rows):
             click.echo("* what the default Python index has")
 
@@ -119,7 +119,7 @@ def _print(value: Any, columns: Sequence[str], table: Iterable[Sequence[str]], o
 
 def _release(row: dict[str, Any]) -> tuple[str, ...]:
     code = ["unknown"] if row["sass"] is None else [*row["sass"], *(f"{ptx}+PTX" for ptx in row["ptx"])]
-    weak = [] if row["verified"] else ["(weak)"]
+    weak = [] if row["verified"] else ["(1 source)"]
     return (
         row["torch"],
         f"{row['variant']}{' *' if row['pypi'] else ''}",
@@ -135,14 +135,14 @@ def _span(pythons: list[str]) -> str:
 
 
 def _gpu(gpu: GpuModel) -> tuple[str, ...]:
-    weak = " (weak)" if gpu.min_driver and not (gpu.verified and gpu.driver_verified) else ""
+    weak = " (1 source)" if gpu.min_driver and not (gpu.verified and gpu.driver_verified) else ""
     driver = f"{gpu.min_driver or 'unknown'}{weak}"
-    return gpu.name, gpu.cc, gpu.host_arch, "yes" if gpu.datacenter else "no", driver
+    return driver, gpu.cc, gpu.host_arch, "yes" if gpu.datacenter else "no", gpu.name
 
 
 @command_with(JsonOption, short_help="Lint the facts.")
 def check(options: JsonOption, settings: Settings) -> int:
-    """Lint the facts: sources, floors, orders, companions, bases and images.
+    """Lint the facts: sources, lowest drivers, orders, companions, bases and images.
 
     Exit status: 0 nothing found, 1 findings, 2 the file cannot be read.
 

@@ -99,7 +99,9 @@ def use_(options: MirrorUseOptions, _settings: Settings) -> None:
 @dataclass(frozen=True, kw_only=True)
 class MirrorShowOptions:
     profile: Annotated[str, Argument()]
-    format_name: Annotated[str | None, Option("--format", "For one client.", type=click.Choice([*FORMATS]))] = None
+    format_name: Annotated[
+        str | None, Option("--format", "Print this client's settings.", type=click.Choice([*FORMATS]))
+    ] = None
     variant: Annotated[str | None, Option("Value of {variant} in PyTorch's indexes.", metavar="cuNNN|cpu")] = None
 
     def __post_init__(self) -> None:

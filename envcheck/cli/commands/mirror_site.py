@@ -48,25 +48,25 @@ _NO_NAME: Final = (
 @dataclass(frozen=True, kw_only=True)
 class MirrorSiteRenderOptions:
     directory: Annotated[Path, Argument(type=DIRECTORY)]
-    mirror: Annotated[str, Option("Upstreams of the site: none, host, or a profile's file.")] = "none"
-    address: Annotated[tuple[str, ...], Option("Address to listen on. Repeatable.")] = ("127.0.0.1",)
-    port: Annotated[int, Option("First port of the site.", type=click.IntRange(1, 65000))] = 8443
-    name: Annotated[str | None, Option("Host name for clients  [default: the first address]")] = None
-    tls: Annotated[tuple[Path, Path] | None, Option("Its files, PEM.", type=_TLS, metavar="CERT KEY")] = None
-    ca: Annotated[Path | None, Option("Private CA of CERT, for the clients' profile.", type=EXISTING_FILE)] = None
-    users: Annotated[Path | None, Option("htpasswd file of users of pip, uv, docker.", type=EXISTING_FILE)] = None
-    hf_tokens: Annotated[Path | None, Option('Tokens for hf: lines `"Bearer TOKEN" 1;`.', type=EXISTING_FILE)] = None
-    allow: Annotated[tuple[str, ...], Option("Allowed clients. Repeatable.  [default: all]", metavar="NETWORK")] = ()
+    mirror: Annotated[str, Option("Take the upstreams from none, host, or a profile's file.")] = "none"
+    address: Annotated[tuple[str, ...], Option("Listen on this address. Repeatable.")] = ("127.0.0.1",)
+    port: Annotated[int, Option("Listen on this port and the next ones.", type=click.IntRange(1, 65000))] = 8443
+    name: Annotated[str | None, Option("Clients use this host name.  [the first address]")] = None
+    tls: Annotated[tuple[Path, Path] | None, Option("Serve https with them.", type=_TLS, metavar="CERT KEY")] = None
+    ca: Annotated[Path | None, Option("CA of CERT, which clients trust then.", type=EXISTING_FILE)] = None
+    users: Annotated[Path | None, Option("htpasswd: pip, uv and docker log in.", type=EXISTING_FILE)] = None
+    hf_tokens: Annotated[Path | None, Option('hf takes these: lines `"Bearer TOKEN" 1;`.', type=EXISTING_FILE)] = None
+    allow: Annotated[tuple[str, ...], Option("Let these clients in. Repeatable.  [all]", metavar="NETWORK")] = ()
     hf: Annotated[bool, Option("--hf/--no-hf", "Include a Hugging Face mirror (olah).", show_default=True)] = True
     pytorch: Annotated[bool, Option("--pytorch/--no-pytorch", "Include PyTorch's indexes.", show_default=True)] = True
-    registries: Annotated[tuple[str, ...], Option("--registry", "Pulled through. Repeatable.", metavar=_PAIR)] = ()
+    registries: Annotated[tuple[str, ...], Option("--registry", "Cache this one. Repeatable.", metavar=_PAIR)] = ()
     links: Annotated[tuple[str, ...], Option("--link", "Host of the indexes' files. Repeatable.", metavar="URL")] = ()
-    s3: Annotated[str | None, Option("Behind the static trees, by rclone's variables.", metavar="BUCKET")] = None
-    syncs: Annotated[tuple[str, ...], Option("--sync", "Tree to copy. Repeatable.", metavar="NAME=SOURCE")] = ()
-    trees: Annotated[tuple[str, ...], Option("--tree", "Tree to cache, e.g. apt's. Repeatable.", metavar=_PAIR)] = ()
-    store: Annotated[Path | None, Option("Store whose released tree is served.", type=DIRECTORY)] = None
-    cache_size: Annotated[int | None, Option("E.g. 500G  [default: 70 % of the disk]", type=Size())] = None
-    min_free: Annotated[int | None, Option("Space to keep free  [default: 15 %]", type=Size(zero=True))] = None
+    s3: Annotated[str | None, Option("Serve trees from here, by rclone's variables.", metavar="BUCKET")] = None
+    syncs: Annotated[tuple[str, ...], Option("--sync", "Copy this tree. Repeatable.", metavar="NAME=SOURCE")] = ()
+    trees: Annotated[tuple[str, ...], Option("--tree", "Cache this tree, e.g. apt's. Repeatable.", metavar=_PAIR)] = ()
+    store: Annotated[Path | None, Option("Serve the released tree of this store.", type=DIRECTORY)] = None
+    cache_size: Annotated[int | None, Option("Limit the cache: 500G.  [70 % of the disk]", type=Size())] = None
+    min_free: Annotated[int | None, Option("Keep so much space free.  [15 % of the disk]", type=Size(zero=True))] = None
     offline: Annotated[bool, Option("Serve only what the site has, without requests to upstreams.")] = False
 
 

@@ -12,7 +12,7 @@ from envcheck.cli.options import Argument, ImagesDirectory, Option, architecture
 from envcheck.cli.shared.process import say
 from envcheck.counting import counted
 from envcheck.data import data_path, own_images
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.images import build_context, tags
 from envcheck.images.dockerfile import drift, remove_orphans, render_cells
 from envcheck.images.dockerfile import write as write_files
@@ -59,11 +59,9 @@ def command(options: RenderImagesOptions, settings: Settings) -> int:
     """
     mirror, output = options.mirror, options.output
     if (mirror is None) != (output is None):
-        message = "--mirror and --output go together"
-        raise ConfigError(message, fix="give both for a build context, or neither for images/")
+        refuse("--mirror and --output go together", "give both for a build context, or neither for images/")
     if options.check and output is not None:
-        message = "--check and --output exclude each other"
-        raise ConfigError(message, fix="give one of them")
+        refuse("--check and --output exclude each other", "give one of them")
     shipped = options.check or output is not None
     directory = options.images_dir or (data_path("images") if shipped else own_images())
     matrix = load(settings.matrix)

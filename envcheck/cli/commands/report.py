@@ -2,6 +2,7 @@
 
 import importlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -13,6 +14,7 @@ from envcheck.cli import Settings, report_output
 from envcheck.cli.options import FILE, Argument, ChecksDirectory, FiniteRange, Option, command_with
 from envcheck.cli.shared.process import console, names
 from envcheck.counting import printable
+from envcheck.errors import all_of
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.reports import compare as comparison
 from envcheck.reports import formats, terminal
@@ -21,7 +23,7 @@ from envcheck.reports.model import encode, load, rejudge, write
 
 # The loader reports a missing file, with what to do.
 _Report = Annotated[Path, Argument(type=FILE)]
-_Output = Annotated[Path | None, Option("-o", "--output", "The file [default: print it].", type=FILE)]
+_Output = Annotated[Path | None, Option("-o", "--output", "Write this file [default: print it].", type=FILE)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,7 @@ class ReportShowOptions:
 @dataclass(frozen=True, kw_only=True)
 class ReportConvertOptions:
     file: _Report
-    format_name: Annotated[str, Option("--format", "The format.", type=click.Choice(formats.names()))]
+    format_name: Annotated[str, Option("--format", "Write this format.", type=click.Choice(formats.names()))]
     output: _Output = None
 
 
@@ -99,7 +101,8 @@ def compare(options: ReportCompareOptions, _settings: Settings) -> int:
     than 4 standard errors of that median, and by more than the repeats of either run differ. Exit 0: nothing got
     worse; 1: something did; 3: the two have nothing in common.
     """
-    found = comparison.compare(load(options.before), load(options.after), options.threshold)
+    before, after = all_of(partial(load, options.before), partial(load, options.after))
+    found = comparison.compare(before, after, options.threshold)
     text = comparison.encode(found) if options.as_json else "\n".join(comparison.lines(found))
     click.echo(text, nl=not options.as_json)
     return found.exit_code

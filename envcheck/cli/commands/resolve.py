@@ -20,7 +20,7 @@ from envcheck.errors import ConfigError, UnavailableError
 from envcheck.matrix.facts.lookup import Facts, find_gpu
 from envcheck.matrix.facts.model import PYTORCH, HostArch, Matrix
 from envcheck.matrix.file.load import load
-from envcheck.matrix.resolver.query import normalized, with_whole_driver
+from envcheck.matrix.resolver.query import matching, normalized, with_whole_driver
 from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile
@@ -157,6 +157,8 @@ def command(options: ResolveOptions, settings: Settings) -> int:
         click.echo(msgspec.json.format(msgspec.json.encode(extended or answer)).decode())
     else:
         show(answer, extended=extended, everything=options.everything, quiet=settings.quiet)
+    if not answer.legal and not matching(matrix.torch, answer.query.torch):
+        return ConfigError.exit_code  # there is no such torch: the same as a cell or a file that is not there
     return 0 if answer.legal else 1
 
 
@@ -248,7 +250,7 @@ def _machine(matrix: Matrix, query: Query, snapshot: "Snapshot", read: dict[str,
         if query.driver or query.gpus or query.cc or query.variant or query.cuda:
             notes.append(f"no NVIDIA GPU on this node ({why}): its driver and GPU are left free")
             return query
-        notes.append(f"no NVIDIA GPU on this node ({why}): the cpu variant")
+        notes.append(f"no NVIDIA GPU on this node ({why}): the variant cpu, wheels without CUDA")
         return query.replace(variant="cpu")
     if query.driver is None:
         if not isinstance(driver.value, str):
@@ -323,13 +325,24 @@ def show(
 
         _section("With", lines(extended))
     _section("Why", answer.reasons)
-    _section("Or", [f"{row.change}\n{row.cell} ({row.verdict})" for row in answer.alternatives])
+    told = {answer.verdict}
+    offers = [f"{row.change}\n{row.cell} ({_told(row.verdict, told)})" for row in answer.alternatives]
+    _section("Or", offers)
     _section("Build", extended.build if extended is not None else _published(answer))
     read = [f"read from this node: {name} {value}" for name, value in answer.read_here.items()]
-    weak = [f"verified: false, only one weak source has {fact}" for fact in answer.weak]
+    weak = [f"not confirmed by a second source (verified: false): {fact}" for fact in answer.weak]
     _section("Note", [*answer.notes, *read, *weak])
     if everything:
         _tables(answer, extended)
+        verdicts = dict.fromkeys([row.verdict for row in answer.ranked] + [row.verdict for row in answer.rejected])
+        _section("Verdicts", [f"{name}: {_PLAIN[name]}" for name in verdicts if name in _PLAIN])
+
+
+def _told(verdict: str, told: set[str]) -> str:
+    """Return a verdict, in plain words too where it is new to the reader."""
+    new = verdict not in {"ok", *told}
+    told.add(verdict)
+    return f"{verdict}: {_PLAIN[verdict]}" if new else verdict
 
 
 def _head(answer: Resolution) -> list[str]:
@@ -402,7 +415,7 @@ def _section(title: str, items: list[str]) -> None:
 
 
 def _tables(answer: Resolution, extended: "ExtensionResolution | None") -> None:
-    rows = [(row.cell, row.verdict if row.verified else f"{row.verdict} (weak)") for row in answer.ranked]
+    rows = [(row.cell, row.verdict if row.verified else f"{row.verdict} (not confirmed)") for row in answer.ranked]
     rows += [(f"torch{row.torch}-{row.variant}", row.verdict) for row in answer.rejected]
     refused = extended.refused_cells if extended is not None else []
     first = [(row.cell, "; ".join(f"{each.name}: {each.word}" for each in row.refused)) for row in refused]

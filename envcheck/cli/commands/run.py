@@ -18,7 +18,7 @@ from envcheck.cli.report_output import DEFAULT, Destinations, Output, OutputType
 from envcheck.cli.shared import process
 from envcheck.cli.shared.process import last_line, say
 from envcheck.counting import counted
-from envcheck.errors import UnavailableError, refuse
+from envcheck.errors import UnavailableError, all_of, refuse
 from envcheck.fleet.gate import keep_run
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.node.collect import collect
@@ -182,8 +182,11 @@ def _planned(options: RunOptions, matrix: Path | None) -> RunPlan:
     if options.image is None and options.shm_size is not None:
         refuse("--shm-size needs --image: it is the size of /dev/shm in a container", "give --image, or leave it out")
     facts = load_matrix(matrix) if matrix else None
-    requirements = read(options.requirements, facts) if options.requirements else Requirements()
-    checks = select(discover(options.checks), options.level, options.only, options.skip)
+    requirements, checks, target = all_of(
+        lambda: read(options.requirements, facts) if options.requirements else Requirements(),
+        lambda: select(discover(options.checks), options.level, options.only, options.skip),
+        lambda: _target(options),
+    )
     chosen = [*node_checks(requirements), *(checks if options.budget is None else most_telling_first(checks))]
     planned = plan(
         chosen,
@@ -199,7 +202,7 @@ def _planned(options: RunOptions, matrix: Path | None) -> RunPlan:
     return RunPlan(
         plan=planned,
         chosen=chosen,
-        target=_target(options),
+        target=target,
         site=options.checks,
         spawn=options.spawn,
         stretch=options.timeout is None,

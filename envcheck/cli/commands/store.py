@@ -78,7 +78,7 @@ def _this_store(*, existing: bool = False) -> Store:
 @dataclass(frozen=True, kw_only=True)
 class StoreReleaseOptions:
     cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=complete_cells)] = ()
-    models: Annotated[tuple[Path, ...], Option("--model-lock", "Lock of a model.", type=EXISTING_FILE)] = ()
+    models: Annotated[tuple[Path, ...], Option("--model-lock", "Release this model, too.", type=EXISTING_FILE)] = ()
     mirror: Annotated[str, Option("Mirror profile for missing files.")] = "user"
     keep: Annotated[int, _KEEP] = 5
     replace: Annotated[bool, Option("Serve only what is named here, without the files served now.")] = False

@@ -98,7 +98,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         table.add_column(column, no_wrap=column != columns[-1])
     for row in rows:
         table.add_row(*row)
-    console(highlight=False).print(table)
+    shown = console(highlight=False)
+    with shown.capture() as printed:
+        shown.print(table)
+    click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
 
 
 def print_json(document: Any) -> None:

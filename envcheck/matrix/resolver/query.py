@@ -2,13 +2,14 @@
 
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 import msgspec
 
-from envcheck.errors import ConfigError, refuse
-from envcheck.matrix.facts.lookup import READ_CC, Device, Facts
+from envcheck.errors import ConfigError, refuse, refuse_all
+from envcheck.matrix.facts.lookup import READ_CC, Device, Facts, other_accelerator
 from envcheck.matrix.facts.model import HostArch, TorchRelease, key
 
 _PLAIN: Final = re.compile(r"(?:==)?(?P<version>\d+(?:\.\d+)*)(?P<wild>\.\*)?", re.ASCII)
@@ -113,44 +114,45 @@ def validate(facts: Facts, query: Query) -> None:
     A well-formed variant that no torch was built for is valid: its verdict is `no-wheel`.
     A compute capability above all in the matrix is a newer GPU; any other one must be near one of the matrix.
     """
-    _refuse_bad_form(facts, query)
-    capabilities = [row.cc for row in facts.capabilities]
-    for cc in query.cc:
-        if facts.capability(cc) is None and key(cc) < key(capabilities[-1]):
-            refuse(
-                f"--cc {cc}: the matrix has no fact about it or its neighbours; it has {', '.join(capabilities)}",
-                f"read it with {READ_CC}",
-            )
+    refuse_all(_wrong(facts, query))
     variants = {v.variant: v.cuda for release in facts.matrix.torch for v in release.variants}
     if query.variant in variants and query.cuda not in (None, variants[query.variant]):
         cuda = f"CUDA {variants[query.variant]}" if variants[query.variant] else "no CUDA at all"
         refuse(f"{query.variant} has {cuda}, --cuda says {query.cuda}", "give one of the two")
 
 
-def _refuse_bad_form(facts: Facts, query: Query) -> None:
+def _wrong(facts: Facts, query: Query) -> Iterator[ConfigError]:
+    """Yield what is wrong with each axis by itself."""
     cuda = query.variant if query.variant and not _VARIANT.fullmatch(query.variant) else query.cuda
     if cuda is not None and not _CUDA.fullmatch(cuda):
-        refuse(
-            f"--cuda {cuda!r} is neither a CUDA version nor a variant",
-            "write it as 12.8, cu128 or cpu; ROCm and XPU wheels are not in the matrix",
-        )
+        message = f"--cuda {cuda!r} is neither a CUDA version nor a variant"
+        yield ConfigError(message, fix="write it as 12.8, cu128 or cpu; ROCm and XPU wheels are not in the matrix")
     if query.python is not None and not _PYTHON.fullmatch(query.python):
-        refuse(f"--python {query.python} is not a Python version", "write it as 3.12 (or 3.13t)")
+        yield ConfigError(f"--python {query.python} is not a Python version", fix="write it as 3.12 (or 3.13t)")
     if query.driver is not None and _CUDA_OF_DRIVER.fullmatch(query.driver):
         branches = " or ".join(row.branch for row in facts.drivers if row.cuda == query.driver)
-        also = f", or the branch that has this CUDA, {branches}" if branches else ""
-        refuse(
-            f"--driver {query.driver}: that is nvidia-smi's CUDA version, not the driver's",
-            f"give its Driver Version (KMD Version), e.g. 550.54.14{also}; --cuda is for the wheel's",
-        )
-    if query.driver is not None and not DRIVER_VERSION.fullmatch(query.driver):
-        refuse(
-            f"--driver {query.driver} is not a driver version",
-            "write it as nvidia-smi prints it, 570.124.06, or as a branch, 570",
-        )
+        message = f"--driver {query.driver}: that is nvidia-smi's CUDA version, not the driver's"
+        branch = f", or the branch that has this CUDA, {branches}" if branches else ""
+        fix = f"give its Driver Version (KMD Version), e.g. 550.54.14{branch}; --cuda is for the wheel's"
+        yield ConfigError(message, fix=fix)
+    elif query.driver is not None and not DRIVER_VERSION.fullmatch(query.driver):
+        message = f"--driver {query.driver} is not a driver version"
+        yield ConfigError(message, fix="write it as nvidia-smi prints it, 570.124.06, or as a branch, 570")
+    capabilities = [row.cc for row in facts.capabilities]
     for cc in query.cc:
         if not _CC.fullmatch(cc):
-            refuse(f"--cc {cc} is not a compute capability", "write it as 9.0")
+            yield ConfigError(f"--cc {cc} is not a compute capability", fix="write it as 9.0")
+        elif facts.capability(cc) is None and key(cc) < key(capabilities[-1]):
+            message = f"--cc {cc}: the matrix has no fact about it or its neighbours; it has {', '.join(capabilities)}"
+            yield ConfigError(message, fix=f"read it with {READ_CC}")
+    named = [name for name in query.gpus if other_accelerator(name) is None]
+    reads: list[Callable[[], object]] = [partial(facts.device, name) for name in named]
+    reads.append(partial(matching, [], query.torch))
+    for read in reads:
+        try:
+            read()
+        except ConfigError as error:  # noqa: PERF203 (calls are few)
+            yield error
 
 
 def requested_devices(facts: Facts, query: Query) -> list[Device]:

@@ -70,7 +70,7 @@ def judge_gpu(
 ) -> Verdict:
     """Return the verdict for one GPU (None: any) under `driver` (None: any of `newest_branch` or older)."""
     if variant.cuda is None:
-        return Verdict(OK, "the cpu variant needs no GPU and no driver")
+        return Verdict(OK, "the variant cpu (wheels without CUDA) needs no GPU and no driver")
     if driver is not None or newest_branch is None:
         return _under(facts, variant.cuda, build, device, driver)
     free = _under(facts, variant.cuda, build, device, None)

@@ -82,6 +82,7 @@ def test_who_cannot_be_asked_is_named(tmp_path: Path) -> None:
     (tmp_path / "dead.yaml").write_text(f"pypi: [{{url: 'http://{at}/simple'}}]\n")
     done = render(tmp_path / "site", "--no-pytorch", "--mirror", str(tmp_path / "dead.yaml"))
     assert isinstance(done.exception, UnavailableError)
+    assert "reading what 1 index link to: " in done.output  # said before the first answer
     assert f"{at}: no connection" in done.exception.message
 
 
