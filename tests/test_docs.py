@@ -142,6 +142,16 @@ def test_every_page_starts_with_a_command() -> None:
         assert (lines[0][:2], lines[1:3]) == ("# ", ["", "```console"]), page.name
 
 
+# Pages to look something up in: lists that scripts write, a record, and how the code is laid out.
+LOOKED_UP = {"architecture", "checks", "codes", "index", "json-schemas", "tested-where"}
+
+
+def test_every_page_ends_with_what_to_do_if_it_does_not_work() -> None:
+    headed = r"(?ms)^## If it does not work\n\n\| what you see \| what to do \|\n\|---\|---\|\n(?:\| [^\n]* \|\n){3,}\Z"
+    ending = {page.stem for page in PAGES[2:] if re.search(headed, page.read_text(encoding="utf-8"))}
+    assert {page.stem for page in PAGES[2:]} - ending == LOOKED_UP
+
+
 @each("command", sorted({each.command for each in ALL if "envcheck " in each.command}))
 def test_every_call_of_envcheck_parses(command: str) -> None:
     for arguments in calls(command):
