@@ -143,7 +143,7 @@ def test_every_page_starts_with_a_command() -> None:
 
 
 # Pages to look something up in: lists that scripts write, a record, and how the code is laid out.
-LOOKED_UP = {"architecture", "checks", "codes", "index", "json-schemas", "tested-where"}
+LOOKED_UP = {"architecture", "checks", "codes", "index", "json-schemas", "limits", "tested-where"}
 
 
 def test_every_page_ends_with_what_to_do_if_it_does_not_work() -> None:

@@ -66,7 +66,8 @@ def report(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG
 
     \b
     envcheck fleet report reports/
-    envcheck fleet report reports/ --expect 'n[1-1000]' --html fleet.html --prometheus fleet.prom
+    envcheck fleet report reports/ --expect 'n[1-1000]' --html fleet.html
+    envcheck fleet report reports/ --prometheus fleet.prom
     envcheck fleet report reports/ --history n17
 
     Exit 0: every node passed, or the history is printed; 1: a node failed; 2: wrong usage, or nothing is known of the
