@@ -21,8 +21,7 @@ def judge(view: View) -> Outcome:
     attached = fabric.where(lambda info: info["state"] != "not supported")
     one, seen = len(view.snapshot.gpus) == 1, view.environment.get("device_count")
     if one and seen != 0 and matrix_facts.guest(view) and fabric.where(lambda info: info["state"] == "not started"):
-        text = "a virtual machine with one GPU needs no fabric (not started)"
-        return skipped(text, code="fabric.one-gpu-guest")
+        return skipped("a virtual machine with one GPU needs no fabric (not started)", code="fabric.one-gpu-guest")
     bad = {gpu: word for gpu, info in attached.items() if (word := _wrong(info))}
     scarce = {gpu: info["health"] for gpu, info in attached.items() if info["health"] == "limited capacity"}
     verdict = warned if one and seen else failed
