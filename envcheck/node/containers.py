@@ -10,7 +10,6 @@ from typing import Any
 from envcheck.node import subprocesses
 from envcheck.node.signal_source import Source, fields, listed, mapped, string, text, unlimited, version, word
 
-UNLIMITED = "unlimited"
 # cgroup v1 has no word for "no limit": it prints the largest page-aligned int64.
 _V1_UNLIMITED = 1 << 62
 _TOOLS = ("nvidia-ctk", "nvidia-container-cli")
@@ -42,7 +41,7 @@ def memory_limit(text: str) -> int | str:
     """Read memory.max (cgroup v2) or memory.limit_in_bytes (v1), in bytes. Raises ValueError on anything else."""
     word = text.strip()
     if word == "max" or (word.isdecimal() and int(word) >= _V1_UNLIMITED):
-        return UNLIMITED
+        return "unlimited"
     return int(word)
 
 

@@ -273,8 +273,6 @@ def ending(event: Event, log: str, unwritable: str, *, importing: bool, own_limi
     if unwritable:
         last = f"its directory for temporary files takes nothing more: {unwritable}"
     text = f"the worker {manner}{' while importing torch' if importing else ''}{': ' if last else ''}{last}"
-    if importing and event.get("signal") == "SIGALRM":
-        text = f"importing torch took longer than {IMPORT_TIMEOUT:g} s"
     return process_limits.explained(text) if own_limits else text
 
 

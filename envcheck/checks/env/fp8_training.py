@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from envcheck import checks
 from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, worst
@@ -62,15 +62,9 @@ def measure(rank: Rank) -> Measured:
     return {**entry, "seed": seed, "losses": losses}
 
 
-class _Fp8Task(NamedTuple):
-    """What is trained, as rows from Python's generator: inputs, targets, and the weights of both layers."""
+def _task(seed: int) -> list[training.Matrix]:
+    """Return what is trained, as rows from Python's generator: inputs, targets, and the weights of both layers."""
 
-    inputs: training.Matrix
-    targets: training.Matrix
-    weights: tuple[training.Matrix, training.Matrix]
-
-
-def _task(seed: int) -> _Fp8Task:
     def matrix(name: str, rows: int, columns: int) -> training.Matrix:
         return training.rows(training.values(f"{seed} {name}", rows * columns, _SPREAD), columns)
 
@@ -80,7 +74,7 @@ def _task(seed: int) -> _Fp8Task:
     inputs = matrix("inputs", BATCH, WIDTH)
     outputs = training.affine(inputs, narrow("targets", CLASSES), [0.0] * CLASSES)
     targets = [[math.tanh(value) for value in row] for row in outputs]
-    return _Fp8Task(inputs, targets, (narrow("first", WIDTH), narrow("second", CLASSES)))
+    return [inputs, targets, narrow("first", WIDTH), narrow("second", CLASSES)]
 
 
 def _linear(torch: Any) -> Any:
@@ -105,10 +99,9 @@ def _linear(torch: Any) -> Any:
     return Linear.apply
 
 
-def _train(torch: Any, device: Any, task: _Fp8Task, linear: Any) -> list[float]:
-    targets, data = (torch.tensor(rows, device=device) for rows in (task.targets, task.inputs))
-    data = data.to(torch.bfloat16)
-    weights = [torch.tensor(rows, device=device).requires_grad_() for rows in task.weights]
+def _train(torch: Any, device: Any, task: list[training.Matrix], linear: Any) -> list[float]:
+    data, targets, *weights = (torch.tensor(rows, device=device) for rows in task)
+    data, weights = data.to(torch.bfloat16), [weight.requires_grad_() for weight in weights]
     optimizer = torch.optim.SGD(weights, lr=RATE, momentum=0.9)
     losses = []
     for _ in range(STEPS):
