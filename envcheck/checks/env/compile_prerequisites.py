@@ -47,15 +47,15 @@ def measure(rank: Rank) -> Measured:
             "ptxas": _ptxas(triton.origin if triton else None),
             "libcuda.so.1": _libcuda(),
         },
-        "unfit": _unfit(),
+        "unfit": _unfit(os.environ.get("HOME", "") if triton else ""),
     }
 
 
-def _unfit() -> list[str]:
-    """Return where compiled code cannot be kept or loaded, and why; torch and triton make directories themselves."""
+def _unfit(home: str) -> list[str]:
+    """Return where compiled code cannot be kept or loaded, and why; torch makes directories, triton in a `home`."""
     chosen = [os.environ.get(name, "") for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
     lacking = []
-    for place in map(Path, filter(None, [chosen[0] or tempfile.gettempdir(), chosen[1]])):
+    for place in map(Path, filter(None, [chosen[0] or tempfile.gettempdir(), chosen[1] or home])):
         there = next(above for above in (place, *place.absolute().parents) if above.exists())
         try:
             with tempfile.TemporaryFile(dir=str(there)) as file:

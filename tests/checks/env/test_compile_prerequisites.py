@@ -81,6 +81,9 @@ def test_places_for_code_that_take_none_and_a_user_without_a_name_are_named(
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(machine / "made/later"))
     assert unfit() == []
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    monkeypatch.setenv("HOME", "/proc/self")  # triton writes to ~/.triton where nothing is chosen
+    assert len(unfit()) == 1
     monkeypatch.setenv("TRITON_CACHE_DIR", "/proc/self")
     [said] = unfit()
     assert said.startswith("/proc/self: ")
