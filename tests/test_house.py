@@ -151,4 +151,5 @@ def test_the_built_wheel_is_named_torch_envcheck(tmp_path: Path) -> None:
     assert wheel.name.startswith("torch_envcheck-")
     with zipfile.ZipFile(wheel) as archive:
         metadata = next(name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
-        assert "envcheck = envcheck.cli:main" in archive.read(metadata).decode()
+        programs = archive.read(metadata).decode().splitlines()
+        assert {f"{name} = envcheck.cli:main" for name in ("envcheck", "torch-envcheck")} <= {*programs}
