@@ -28,7 +28,7 @@ from envcheck.mirrors import probe
 from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.net.client import hub_client
 from envcheck.mirrors.profiles import model
-from envcheck.mirrors.profiles.load import AUTO, load
+from envcheck.mirrors.profiles.load import AUTO
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.store.objects import Store
 
@@ -62,16 +62,20 @@ def locked_cells(settings: Settings, selector: str, *, one: bool) -> list[CellLo
     return locked
 
 
-def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profile:
-    """Return the profile of this name; for "auto", a profile of the mirrors that pass a probe for the locks.
+def tell_choice(settings: Settings, mirror: str) -> None:
+    """Print where the choice of a mirror is from, if the command line does not name it."""
+    context = click.get_current_context(silent=True)
+    by_variable = context and mirror != AUTO and context.get_parameter_source("mirror") is ParameterSource.ENVIRONMENT
+    chosen = f"{mirror}: the environment names it" if by_variable else None
+    if mirror == "user":
+        name = model.read_choice()
+        chosen = f"{name}: `envcheck mirror use` chose it" if name else "none chosen: each client uses its own default"
+    if chosen and not settings.quiet:
+        click.echo(f"mirror  {chosen}", err=True)
 
-    Print the choice if the command line does not name it; after a probe, also why the other mirrors come later.
-    """
-    if mirror != AUTO:
-        profile, chosen = load(mirror), _chosen(mirror)
-        if chosen and not settings.quiet:
-            click.echo(f"mirror  {chosen}", err=True)
-        return profile
+
+def probed_profile(settings: Settings, locks: Iterable[Lock]) -> Profile:
+    """Return a profile of the mirrors that pass a probe for the locks; print which comes first, and why."""
     profile, reasons = probe.choose(probe.lock_targets(wheels.locked_packages(locks)), probe.default_mirrors())
     first = {line.partition(": ")[0]: line for line in reversed(reasons)}
     if not settings.quiet:
@@ -79,15 +83,6 @@ def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profi
         for line in (line for line in reasons if line not in first.values()):
             click.echo(textwrap.fill(line, 80, initial_indent="  ", subsequent_indent="    "), err=True)
     return profile
-
-
-def _chosen(mirror: str) -> str | None:
-    if mirror == "user":
-        name = model.read_choice()
-        return f"{name}: `envcheck mirror use` chose it" if name else "none chosen: each client uses its own default"
-    context = click.get_current_context(silent=True)
-    by_variable = context and context.get_parameter_source("mirror") is ParameterSource.ENVIRONMENT
-    return f"{mirror}: the environment names it" if by_variable else None
 
 
 def format_bytes(size: int) -> str:

@@ -5,7 +5,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 import msgspec
 
@@ -147,7 +147,18 @@ def render_dockerfile(
         "packages": os_packages(spec.cuda),
         "python": spec.cell.python,
         "locks": [lock for lock in spec.locks if lock.group in SHARED_GROUPS],
-        "targets": [_stage(each) for each in sorted(specs, key=lambda each: each.target == "runtime")],
+        "targets": [
+            {
+                "name": each.target,
+                "packages": RECIPES[each.target].packages,
+                "groups": [lock.group for lock in each.locks if lock.group not in SHARED_GROUPS],
+                "added": shlex.join(added(each)),
+                "part": f"targets/{each.target}.j2",
+                "command": list(RECIPES[each.target].command),
+                "labels": labels(each),
+            }
+            for each in sorted(specs, key=lambda each: each.target == "runtime")
+        ],
         "proof": shlex.join([*proof(spec), *([f"fabric={spec.promises['fabric']}"] if spec.cuda else [])]),
         "keep": kept is not None,
         "kept_environment": dict(kept or {}),
@@ -165,19 +176,6 @@ def proof(spec: ImageSpec) -> list[str]:
 def added(spec: ImageSpec) -> list[str]:
     """Return the native extensions and the user's packages, which may overwrite no file of the cell's."""
     return [pin.name for lock in spec.locks if lock.group in ("extensions", "user") for pin in lock.pins]
-
-
-def _stage(spec: ImageSpec) -> dict[str, Any]:
-    recipe = RECIPES[spec.target]
-    return {
-        "name": spec.target,
-        "packages": recipe.packages,
-        "groups": [lock.group for lock in spec.locks if lock.group not in SHARED_GROUPS],
-        "added": shlex.join(added(spec)),
-        "part": f"targets/{spec.target}.j2",
-        "command": list(recipe.command),
-        "labels": labels(spec),
-    }
 
 
 def base_reference(spec: ImageSpec, registry: str | None = None) -> str:

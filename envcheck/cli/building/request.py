@@ -155,7 +155,7 @@ class BuildRequest:
         foreign = options.platform != "auto" and arch != here
         _refuse(_of_several(options, tag))
         engine = _engine(options, find_engine, foreign=foreign)
-        _refuse(_for_engine(options, engine, from_environment) + _for_network(options, engine, foreign=foreign))
+        _refuse(_for_engine(options, engine, from_environment, foreign=foreign))
         return cls(
             options=options,
             settings=settings,
@@ -232,8 +232,10 @@ def _engine(options: BuildOptions, find_engine: Callable[[str], EngineName], *, 
     return engine
 
 
-def _for_engine(options: BuildOptions, engine: EngineName, from_environment: Collection[str]) -> _Refusals:
-    """Return the options that this build would not read; wheels of extensions are kept in the store, too."""
+def _for_engine(
+    options: BuildOptions, engine: EngineName, from_environment: Collection[str], *, foreign: bool
+) -> _Refusals:
+    """Return what this build would not read, or cannot do; wheels of extensions are kept in the store, too."""
     is_venv, alone = engine == "venv", not (options.packages or options.packages_file)
     offline = options.network == "none" and not options.prefetch and "network" not in from_environment
     stored = options.store is not None and not options.prefetch and "store" not in from_environment
@@ -243,6 +245,12 @@ def _for_engine(options: BuildOptions, engine: EngineName, from_environment: Col
     named = (options.tag != REPOSITORY and is_venv, "--tag names an image, but --engine is venv")
     sent = (options.push is not None and is_venv, f"--push sends an image, {no_venv}")
     out = (options.output is not None and not is_venv, f"--output is for venv, {no_venv}")
+    there, carried = f"--platform {options.platform}:", "--prefetch builds without a network, but"
+    fix, registry = "leave that out, or build on a machine of that platform", options.base == "registry"
+    venv = "an environment runs on this machine, and the engine is venv"
+    wheels = "--prefetch collects the files of this machine's platform"
+    online = options.prefetch and options.network in {"host", "default"}
+    base_fix = "leave --base out: the base is then bootstrapped before the build"
     return [
         (*named, "leave --tag out: --output says where a venv goes"),
         (*sent, "leave --push out, or give --engine docker"),
@@ -251,21 +259,9 @@ def _for_engine(options: BuildOptions, engine: EngineName, from_environment: Col
         (alone and bool(options.extensions), f"--extensions {why}", "add --with, or leave --extensions out"),
         (alone and stored, "--store is for --prefetch and --with", "add --prefetch, or leave --store out"),
         (is_venv and offline, f"{no_image}, {no_venv}", offline_fix),
-    ]
-
-
-def _for_network(options: BuildOptions, engine: EngineName, *, foreign: bool) -> _Refusals:
-    """Return what another platform does not go with, and what asks for a network beside --prefetch."""
-    there, offline = f"--platform {options.platform}:", "--prefetch builds without a network, but"
-    fix, registry = "leave that out, or build on a machine of that platform", options.base == "registry"
-    venv = "an environment runs on this machine, and the engine is venv"
-    wheels = "--prefetch collects the files of this machine's platform"
-    online = options.prefetch and options.network in {"host", "default"}
-    base_fix = "leave --base out: the base is then bootstrapped before the build"
-    return [
-        (foreign and engine == "venv", f"{there} {venv}", fix),
+        (foreign and is_venv, f"{there} {venv}", fix),
         (foreign and options.prefetch, f"{there} {wheels}", fix),
         (foreign and registry, f"{there} its base is bootstrapped, but --base is registry", fix),
-        (online, f"{offline} --network is {options.network}", "leave one of them out"),
-        (options.prefetch and registry, f"{offline} --base registry installs packages over one", base_fix),
+        (online, f"{carried} --network is {options.network}", "leave one of them out"),
+        (options.prefetch and registry, f"{carried} --base registry installs packages over one", base_fix),
     ]

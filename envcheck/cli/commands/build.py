@@ -19,7 +19,7 @@ from envcheck.cli.commands.images import running_here
 from envcheck.cli.commands.resolve import active_python, fill
 from envcheck.cli.options import command_with
 from envcheck.cli.shared.process import last_line, print_json
-from envcheck.cli.sources import format_bytes, open_store, prefetched_wheels, profile_for
+from envcheck.cli.sources import format_bytes, open_store, prefetched_wheels, probed_profile, tell_choice
 from envcheck.counting import counted
 from envcheck.data import rendered, state_path
 from envcheck.errors import ConfigError
@@ -147,7 +147,8 @@ def command(options: BuildOptions, settings: Settings) -> None:
     if unlocked and named is None:
         message = f"--mirror auto probes for the files of a lock, and {unlocked[0].cell} has none yet"
         raise ConfigError(message, fix="name the mirror that the lock is made through, e.g. --mirror host")
-    profile = profile_for(settings, options.mirror, [lock for spec in specs for lock in spec.locks])
+    profile = named or probed_profile(settings, [lock for spec in specs for lock in spec.locks])
+    tell_choice(settings, options.mirror)
     if options.dry_run and unlocked:
         if engine is None:
             venv.plan(unlocked[0], _destination(unlocked[0], options.output))  # refuses what a build would

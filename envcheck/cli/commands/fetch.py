@@ -15,7 +15,7 @@ import click
 from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, command_with, complete_cells
 from envcheck.cli.shared.process import status_of, stopping
-from envcheck.cli.sources import CellLocks, format_bytes, locked_cells, profile_for, progress_bar
+from envcheck.cli.sources import CellLocks, format_bytes, locked_cells, probed_profile, progress_bar, tell_choice
 from envcheck.counting import counted
 from envcheck.errors import ConfigError, EnvcheckError, refuse
 from envcheck.images.lockfile import parse_requirements
@@ -162,7 +162,8 @@ def _fetched(settings: Settings, options: FetchOptions, done: list[FetchedFile],
         profile = load(options.mirror)  # a URL says itself where from
     else:
         locks = [lock for cell in requested for lock in cell.locks] if isinstance(requested, list) else []
-        profile = profile_for(settings, options.mirror, locks)
+        profile = probed_profile(settings, locks) if options.mirror == AUTO else load(options.mirror)
+        tell_choice(settings, options.mirror)
     if isinstance(requested, (WantedFile, list)):
         client = hub_client(profile, connections=options.connections)
         files = [requested] if isinstance(requested, WantedFile) else _located(requested, profile, client, options)

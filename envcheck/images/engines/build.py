@@ -228,16 +228,12 @@ def build(
     except PromiseError:
         raise
     except BuildError as error:
-        if not _lost(engine, error):
+        # It may be up again.
+        if not _ENDED.search("\n".join(getattr(error, "detail", [])[-1:])) and engine.answers():
             raise
         log = getattr(error, "log", None)
         message = f"{engine.name} stopped answering during the build{f' (log: {log})' if log else ''}"
         raise UnavailableError(message, fix="start it again, then build again: finished layers are kept") from error
-
-
-def _lost(engine: Engine, error: BuildError) -> bool:
-    """Tell whether the engine ended under way; it may be up again."""
-    return bool(_ENDED.search("\n".join(getattr(error, "detail", [])[-1:]))) or not engine.answers()
 
 
 def _build(

@@ -91,6 +91,7 @@ def start(
         store = Store(tmp_path / "store")
         store.adopt(path, sha256(path))
         lines: list[str] = []
+        monkeypatch.setenv("MAX_JOBS", "1")
         profile = Profile(name="t", closed=True)
         compiler = Compiler("venv", profile, "auto", 280.0, lambda _: None, lines.append)
         return Compiling(make_build("torch2.13.0-cpu-py311", sha256=sha256(path)), store, compiler, lines)
