@@ -34,6 +34,8 @@ _OTHER_SETTINGS: Final = re.compile(r"(?i)pip3?\s+config\b|pip\.conf|uv\.toml|to
 _SPEC: Final = re.compile(
     r"(?:(?P<channel>[\w-]+)::)?(?P<name>[\w.-]+)\s*(?P<sign>[=<>!~]*)\s*(?P<version>[0-9.]{0,20})"
 )
+# A wheel of a project's own releases, whose name says for which torch it is.
+_WHEEL: Final = re.compile(r"https?://\S+/(?P<name>\w+)-[^/\s]*?(?P<torch>(?:torch|pt)\d\.?\d+)[^/\s]*\.whl")
 _ITEM: Final = re.compile(r"(?P<indent>\s*)-\s+(?P<value>.*)")
 _QUOTED: Final = re.compile(r"(?<![=\s])\s*[\"'](?P<value>[A-Za-z][^\"'\n]*)[\"']")
 _UV_INDEX: Final = re.compile(r"(?m)^\[\[tool\.(?:uv\.index|poetry\.source)\]\][^\[]*")
@@ -63,6 +65,8 @@ def read(document: Document) -> PinnedFile:
 
 def _pin(line: int, text: str, **more: Any) -> Pin | None:
     """Return the pin of a requirement; None where it is none, or not for Linux."""
+    if built := _WHEEL.search(text):
+        return Pin(line=line, text=text, name=canonicalize_name(built["name"]), local=built["torch"], **more)
     try:
         wanted = Requirement(text[:_LONGEST])
     except InvalidRequirement:

@@ -256,6 +256,10 @@ class _Judge:
 
     def extension(self, pin: Pin) -> Iterator[PinFinding]:
         extension, torch = self.extensions.find(pin.name), self.beside(pin)
+        built = re.sub(r"\D", "", pin.local) if re.match("torch|pt", pin.local) else ""
+        if torch and torch.exact and built and built != "".join(torch.exact.split(".")[:2]):
+            what = f"this wheel is built for {pin.local}: the torch beside it lacks symbols that it needs"
+            yield PinFinding(pin.line, "P105", "unreal", what, f"take the project's wheel for {torch.text}")
         one = re.fullmatch(r"==[^,*]+", pin.specifier) and pin.channels is None
         plain = self.answer(torch) if torch and extension and one else None
         if plain is None or extension is None or not plain.legal:

@@ -58,6 +58,16 @@ LINES = [
     ("uv pip install torch==2.8.0+cu128 --torch-backend=cu128", ""),
     ("pip install torch==1.8.2+cu111 torchvision==0.9.2+cu111 -f https://x.example/whl/lts/1.8/torch_lts.html", ""),
     ("pip install torch==2.8.0+cu128", "P102"),
+    (
+        "pip install torch==2.5.1 https://x.example/flash_attn-2.7.3+cu12torch2.4cxx11abiTRUE-cp310-l.whl",
+        "P105",
+    ),
+    (
+        "pip install torch==2.5.1 && pip install https://x.example/flash_attn-2.7.3%2Bcu12torch2.5cxx11abiTRUE-l.whl",
+        "",
+    ),
+    ("pip install torch==2.5.1 pyg_lib@https://x.example/pyg_lib-0.4.0+pt24cu121-cp310-cp310-linux_x86_64.whl", "P105"),
+    ("pip install torch==2.5.1 https://x.example/torchvision-0.20.1%2Bcu121-cp310-cp310-linux_x86_64.whl", ""),
     ("pip install torch==2.4.1 triton==2.1.0", "P109"),
     ("pip install torch==2.4.1 && pip install --no-deps nvidia-nccl-cu12==2.21.5", ""),
     ("pip install torch==2.2.2 numpy==1.24.4", ""),

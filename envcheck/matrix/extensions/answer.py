@@ -241,10 +241,7 @@ class _Offers:
 def alternatives_with(
     rules: Rules, plain: Resolution, requested: list[WantedExtension], best: Answer
 ) -> list[Alternative]:
-    """Return the alternatives with their verdicts, the smallest change first.
-
-    An answer of which every wheel is served by an index or the project needs none but what gives a newer torch.
-    """
+    """Return the alternatives, smallest change first; for an answer with all its wheels, only a newer torch."""
     search_for = _Offers(rules, plain, requested, best)
     if best.choice.complete and best.choice.rank(rules) == 0:
         return [*_without_one(search_for)]

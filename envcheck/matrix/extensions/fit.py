@@ -302,10 +302,7 @@ def _weak(label: str, release: ExtensionRelease, wheel: ExtensionWheel) -> tuple
 
 
 def best_tag(tags: Sequence[str], python: str) -> str | None:
-    """Return the best of a wheel's tags ("cp312-cp312") that a Python ("3.12", "3.13t") takes; None if it takes none.
-
-    abi3 counts upward, never for a free-threaded Python.
-    """
+    """Return the best of a wheel's tags that a Python ("3.12", "3.13t") takes, or None. abi3 is never free-threaded."""
     plain = python.removesuffix("t").replace(".", "")
     exact = f"cp{plain}-cp{plain}{'t' if python.endswith('t') else ''}"
     if exact in tags:

@@ -141,10 +141,7 @@ def _companion(matrix: Matrix, want: WantedExtension, place: CellOnHost) -> Fit 
 
 
 def _first(fits: list[Fit]) -> Fit:
-    """Return the release that can be installed, else the one that came closest; the newest of equals.
-
-    What is not known about an older release is no refusal of its own: the reason of the closest one names it.
-    """
+    """Return the release to install, else the closest, whose reason names what is not known; newest of equals."""
     unknown = [each for each in fits if each.word == NOT_KNOWN]
     if fits[0].word == NOT_KNOWN and not any(each.word in INSTALLABLE for each in fits):
         return fits[0]
