@@ -75,6 +75,10 @@ class _TargetPart(msgspec.Struct):
     image_id: str | None = None
 
 
+class _GroupPart(GroupFacts, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """As the others here it is read whatever a later version adds."""
+
+
 class _ReportPart(msgspec.Struct):
     schema: str
     started: str
@@ -87,7 +91,7 @@ class _ReportPart(msgspec.Struct):
     target: _TargetPart = msgspec.field(default_factory=_TargetPart)
     environment: dict[str, Any] = {}
     promises: dict[str, str] = {}
-    group: GroupFacts | None = None
+    group: _GroupPart | None = None
 
 
 class _SchemaPart(msgspec.Struct):

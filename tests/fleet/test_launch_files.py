@@ -139,17 +139,6 @@ def test_values_arrive_in_the_manifests_as_they_were_given(values: LaunchValues)
     assert "limits" not in texts("kubernetes", values)["watch-daemonset.yaml"]
 
 
-@pytest.mark.tools
-@each("values", [SETTINGS["gpus"], SETTINGS["cpu"]])
-def test_kubernetes_schemas_hold(tmp_path: Path, validators: Path, values: LaunchValues) -> None:
-    files = texts("kubernetes", values)
-    # The schemas have no JobSet, which is a resource of its own: what it makes is a Job.
-    files["gang-jobset.yaml"] = yaml.safe_dump(gang_job(files["gang-jobset.yaml"]))
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    schema_holds(validators, "1.37", [tmp_path / name for name in files])
-
-
 def schema_holds(validators: Path, version: str, files: list[Path]) -> None:
     command = [str(validators / "kubernetes-validate"), "--strict", "-k", version, *map(str, files)]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -239,11 +228,12 @@ def test_a_gang_counts_all_pods_and_each_pod_names_it(gang: Any, count: str) -> 
 @pytest.mark.tools
 def test_kubernetes_schemas_hold_with_each_option(tmp_path: Path, validators: Path) -> None:
     written = []
-    for name, (value, _, _) in OPTIONS.items():
-        files = texts("kubernetes", with_option(name, value)._replace(drain=True))
-        for file, text in files.items():
+    asked = {name: with_option(name, value)._replace(drain=True) for name, (value, _, _) in OPTIONS.items()}
+    for name, values in {**asked, "gpus": SETTINGS["gpus"], "cpu": SETTINGS["cpu"]}.items():
+        for file, text in texts("kubernetes", values).items():
             written.append(tmp_path / f"{name}-{file}")
-            written[-1].write_text(text if "JobSet" not in text else yaml.safe_dump(gang_job(text)))
+            # The schemas have no JobSet, which is a resource of its own: what it makes is a Job.
+            written[-1].write_text(text if "kind: JobSet" not in text else yaml.safe_dump(gang_job(text)))
     schema_holds(validators, "1.37", written)
     for version in ("1.35", "1.37"):
         text = texts("kubernetes", with_option("gang", f"kubernetes-{version}"))["gang-jobset.yaml"]

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.fleet.groups import FLOOR, FURTHEST, LEAST, SCALE, compare, drift
+from tests.tables import each
 
 NOISE = [470.0, 472.0, 475.0, 477.0, 478.0, 480.0, 481.0, 484.0]
 
@@ -19,38 +20,31 @@ def test_a_slow_value_is_an_outlier_with_its_z() -> None:
     assert far.z[8] == pytest.approx((380.0 - 477.0) / (SCALE * mad))
 
 
-def test_eight_values_are_needed() -> None:
-    assert compare([1.0, *NOISE[: LEAST - 2]]).z == {}
-    assert [*compare([1.0, *NOISE[: LEAST - 1]]).z] == [0]
+TIGHT = [100.0 + place / 100 for place in range(8)]
+WIDE = [float(value) for value in range(600, 1401, 100)] + [1000.0]  # whose scale is SCALE * 200
 
 
-def test_noise_of_a_few_percent_is_none() -> None:
-    tight = [100.0, 100.01, 100.02, 100.03, 100.04, 100.05, 100.06, 100.07]
-    assert compare([*tight, 100.0 * (1 - FLOOR) + 0.1]).z == {}
-    assert len(compare([*tight, 100.0 * (1 - FLOOR) - 0.1]).z) == 1
-
-
-def test_wide_noise_needs_more_than_eight_deviations() -> None:
-    wide = [float(value) for value in range(60, 141, 10)]
-    scale = SCALE * 20
-    assert compare([*wide, 100.0, 100 - FURTHEST * scale + 1]).z == {}
-    wide = [float(value) for value in range(600, 1401, 100)]
-    assert len(compare([*wide, 1000.0, 1000 + FURTHEST * SCALE * 200 + 1]).z) == 1
+@each(
+    "values, floor, far",
+    [
+        ([*NOISE[: LEAST - 2], 1.0], 0, []),
+        ([*NOISE[: LEAST - 1], 1.0], 0, [7]),
+        ([*TIGHT, 100.0 * (1 - FLOOR) + 0.1], 0, []),
+        ([*TIGHT, 100.0 * (1 - FLOOR) - 0.1], 0, [8]),
+        ([*WIDE, 1000 - FURTHEST * SCALE * 200 + 1], 0, []),
+        ([*WIDE, 1000 + FURTHEST * SCALE * 200 + 1], 0, [10]),
+        ([1.0] * 8 + [300.0], 300.0, []),
+        ([1.0] * 8 + [302.0], 300.0, [8]),
+    ],
+)
+def test_what_is_far_enough_of_enough_values_is_an_outlier(values: list[float], floor: float, far: list[int]) -> None:
+    assert [*compare(values, floor).z] == far
 
 
 def test_values_that_are_constant_drift() -> None:
-    counts = [8.0] * 10
-    assert compare([*counts, 7.0]) == (8.0, {}, [10])
-    assert compare(counts).drifting == []
-    measured = [0.08] * 10
-    assert compare([*measured, 0.087]).drifting == []
-    assert compare([*measured, 0.089]).drifting == [10]
-    assert compare([0.0] * 10 + [0.001]).drifting == [10]
-
-
-def test_a_floor_in_the_unit_holds() -> None:
-    assert compare([1.0] * 8 + [300.0], floor=300.0).z == {}
-    assert [*compare([1.0] * 8 + [302.0], floor=300.0).z] == [8]
+    assert compare([8.0] * 10 + [7.0]) == (8.0, {}, [10])
+    for usual, value, drifting in ((8.0, 8.0, []), (0.08, 0.087, []), (0.08, 0.089, [10]), (0.0, 0.001, [10])):
+        assert compare([usual] * 10 + [value]).drifting == drifting
 
 
 @given(st.integers(0, 1000))

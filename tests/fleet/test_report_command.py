@@ -111,7 +111,7 @@ HOSTILE = '<script>alert(1)</script>"&\x1b[31m\u202e'
 
 def grouped(folder: Path, *, beside: bool = True) -> Path:
     """Write what a group of three leaves whose n3 was killed: n1 was disturbed by it, and n2's run was cut short."""
-    group = {"run": "7.0", "nodes": ["n1", "n2", "n3"], "ranks": [1, 1, 1]}
+    group = {"run": "7.0", "nodes": ["n1", "n2", "n3"], "ranks": [1, 1, 1], "later": 1}
     killed = {"id": "collectives", "kind": "env", "status": "error", "code": "process.lost"}
     killed |= {"summary": "rank 2 (n3) was ended by SIGKILL", "culprit": "rank 2 (n3)"}
     disturbed = killed | {"code": "group.other-node", "summary": "the group was disturbed by n3", "culprit": ""}

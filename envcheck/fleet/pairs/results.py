@@ -230,7 +230,7 @@ def compared(result: GroupResult, usual: float | None) -> GroupResult:
         return structs.replace(result, status="undetermined", reason=reason)
     if result.speed >= SLOW * usual:
         return result
-    reason = f"{result.speed:.1f} GB/s, {result.speed / usual:.0%} of what other groups reach"
+    reason = f"{result.speed:.3g} GB/s, {result.speed / usual:.0%} of what other groups reach"
     return structs.replace(result, status="fail", reason=reason)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from envcheck.fleet.pairs.diagnosis import grouped
 from envcheck.fleet.pairs.launch import Fleet, PairsMode
+from envcheck.fleet.pairs.results import GroupResult, GroupTest
 from tests.fleet.simulated_fleet import FAULT_KINDS, Extent, FaultKind, Faults, SimulatedFleet, extent, named, planted
 
 SINGLE = [kind for kind in FAULT_KINDS if kind not in ("two-nodes", "intermittent")]
@@ -69,3 +70,13 @@ def test_a_sound_fleet_takes_one_test_a_group_and_one_across() -> None:
     for size in (16, 17, 256):
         _, took = diagnose(SimulatedFleet(size, "none", 0))
         assert took == Extent(rounds=3, tests=math.isqrt(size - 1) + 2)
+
+
+def test_a_launcher_that_starts_nothing_where_one_node_is_down_hides_no_other() -> None:
+    simulated = SimulatedFleet(16, "missing", 0)
+    down = {*simulated.faults.who}
+
+    def srun(test: GroupTest) -> GroupResult:
+        return simulated(test) if len(test.nodes) == 1 or down.isdisjoint(test.nodes) else GroupResult("pass")
+
+    assert named(extent(Fleet(simulated.nodes, "tournament"), srun)[1]) == planted(simulated.faults)

@@ -65,7 +65,7 @@ def test_the_slow_and_the_missing_node_are_named_and_a_sound_fleet_passes(bench:
     verdict = bench.verdict("n[1-5]")
     [blame] = verdict["blame"]
     assert (blame["kind"], blame["who"], len(blame["by"])) == ("node", "n3", 3)
-    assert "190.0 GB/s, 50% of what other groups reach" in blame["reason"]
+    assert "190 GB/s, 50% of what other groups reach" in blame["reason"]
     assert (verdict["good"], [row["nodes"] for row in verdict["undetermined"]]) == ("n[1-2,4]", [["n5"]])
 
 
