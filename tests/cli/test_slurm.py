@@ -301,6 +301,7 @@ def pairs(cluster: dict[str, str], at: Path, nodes: str, python: Path, *checks: 
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(600)
 def test_pairs_names_a_slow_port_and_a_node_that_sends_wrong_data(
     cluster: dict[str, str], tmp_path: Path, torch_python: Path
 ) -> None:
@@ -318,6 +319,7 @@ def test_pairs_names_a_slow_port_and_a_node_that_sends_wrong_data(
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(600)
 def test_pairs_names_the_node_whose_rank_dies_and_the_one_that_is_down(
     cluster: dict[str, str], tmp_path: Path, torch_python: Path
 ) -> None:
