@@ -1,7 +1,8 @@
 """An image as the target of a run: the worker runs in a container of it, mounted in and never installed.
 
 It gets what the node has: GPUs, the devices of InfiniBand and RoCE with memory to lock, and, where a launcher says that
-ranks span hosts, the host's network, to which the addresses of RoCE belong.
+ranks span hosts, the host's network, to which the addresses of RoCE belong. Else it has loopback alone, unless it names
+an interface.
 """
 
 import os
@@ -9,7 +10,7 @@ import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from envcheck.checks.support import secret_patterns
 from envcheck.errors import UnavailableError
@@ -55,6 +56,8 @@ class ContainerTarget:
         self._image, self._python, self._shm_size, self._user = image, python, shm_size, user
         self._engine, info = holder(image)
         self._labels = info.labels
+        # NCCL and gloo fail where the interface that an image names is not there, as eth0 without a network.
+        self._network: Literal["none", ""] = "" if any(name.endswith("_SOCKET_IFNAME") for name in info.env) else "none"
         self.facts = TargetFacts(
             kind="image",
             name=image,
@@ -73,7 +76,7 @@ class ContainerTarget:
             gpus=shown_gpus() != 0,
             user=self._user,
             fabric=Path(FABRIC).is_dir(),
-            host_network=place(os.environ).several_nodes,
+            network="host" if place(os.environ).several_nodes else self._network,
         )
         return ContainerHandle(running)
 

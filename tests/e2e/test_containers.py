@@ -1,6 +1,7 @@
 """Containers as envcheck runs them: bounded, readable, and gone when envcheck is."""
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -59,6 +60,14 @@ def test_status_output_user_and_shared_memory_are_what_was_asked_for(base: str) 
         assert running.wait(120) == 7
         assert running.logs().split() == ["12345", str(32 << 20)]
         assert running.out_of_memory() is False
+
+
+def test_a_container_reaches_itself_by_its_name_and_nothing_else(base: str) -> None:
+    outside = "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect_ex(('192.0.2.1', 9))"
+    program = f"import socket; print(socket.gethostbyname(socket.gethostname()), {outside})"
+    with contextlib.closing(Engine("docker").run_container(base, argv=["python3", "-c", program])) as running:
+        assert running.wait(120) == 0, running.logs()
+        assert running.logs().split() == ["127.0.0.1", str(errno.ENETUNREACH)]
 
 
 def test_what_still_runs_is_told_from_what_ended(base: str, machine: Machine) -> None:

@@ -43,12 +43,13 @@ class FakeContainer(Container):
 def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return what the engine is asked to start, once it is; its images carry `labels`."""
     data: dict[str, Any] = {"labels": {}, "history": [], "command": (), "user": "", "layers": [], "digests": Digests()}
+    data["env"] = {}
 
     def run_container(_engine: Engine, image: str, **options: Any) -> FakeContainer:
         data.update(options, image=image)
         return FakeContainer(None)
 
-    result = ("labels", "command", "user", "layers", "digests")
+    result = ("labels", "command", "user", "layers", "digests", "env")
     monkeypatch.setattr(Engine, "demand", lambda _: None)
     monkeypatch.setattr(
         Engine, "inspect", lambda *_: SimpleNamespace(id="sha256:1", **{name: data[name] for name in result})
@@ -74,7 +75,7 @@ def test_a_fabric_is_handed_in_and_ranks_of_several_nodes_use_the_hosts_network(
     monkeypatch.setattr(container, "FABRIC", str(tmp_path))
     monkeypatch.setattr(container, "place", lambda _: Place(nodes=2))
     ContainerTarget("i").start(tmp_path)
-    assert (started["fabric"], started["host_network"]) == (True, True)
+    assert (started["fabric"], started["network"]) == (True, "host")
 
 
 @pytest.mark.parametrize(("devices", "expected"), [(["nvidiactl"], True), (["dxg"], True), (["null"], False)])
@@ -86,7 +87,10 @@ def test_gpus_are_passed_in_where_there_are_any(
     monkeypatch.setattr(container, "_DEVICES", tuple(str(tmp_path / d) for d in ("nvidiactl", "dxg")))
     ContainerTarget("i").start(tmp_path)
     assert started["gpus"] is expected
-    assert (started["fabric"], started["host_network"]) == (Path("/dev/infiniband").is_dir(), False)
+    assert (started["fabric"], started["network"]) == (Path("/dev/infiniband").is_dir(), "none")
+    started["env"] = {"NCCL_SOCKET_IFNAME": "eth0"}
+    ContainerTarget("i").start(tmp_path)
+    assert started["network"] == "", "the interface that it names is one of the engine's network"
     assert (container.shown_gpus() == 0) is not expected
 
 

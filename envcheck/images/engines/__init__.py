@@ -44,6 +44,8 @@ _IMPORT_TIMEOUT: Final = 600.0
 _POLL: Final = 0.05
 # A name, digest or id, and never an option: an engine's own words are stricter.
 _REFERENCE: Final = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:/@\[\]-]{0,511}")
+# Loopback alone, by a name of its own: ranks meet by the host name.
+_ALONE: Final = ("--network=none", "--hostname=envcheck", "--add-host=envcheck:127.0.0.1")
 _INDEXES: Final = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -351,11 +353,11 @@ class Engine:
         gpus: bool = False,
         user: str | None = None,
         fabric: bool = False,
-        host_network: bool = False,
+        network: Literal["none", "host", ""] = "none",
     ) -> Container:
         """Start a container of a local image; `argv` replaces the image's entrypoint and command.
 
-        `fabric` hands in the devices of InfiniBand and RoCE, with memory to lock.
+        `fabric` hands in the devices of InfiniBand and RoCE, with memory to lock. `network` "" is the engine's own.
 
         Leftovers of processes that have died are removed first.
         """
@@ -373,7 +375,7 @@ class Engine:
             *([f"--user={user}"] if user else []),
             *([GPUS[self.name].replace(" ", "=", 1)] if gpus else []),
             *([f"--device={FABRIC}", UNLOCKED] if fabric else []),
-            *(["--network=host"] if host_network else []),
+            *(_ALONE if network == "none" else [f"--network={network}"] if network else ()),
             f"--entrypoint={argv[0]}",
         ]
         identity = self.output("create", *options, image, *argv[1:]).split()[-1]

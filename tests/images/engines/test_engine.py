@@ -148,14 +148,16 @@ def test_a_container_is_asked_for_as_documented(program: Program, tmp_path: Path
     assert f"--mount=type=bind,source={tmp_path},target=/out,ro=false" in create
     assert f'--mount=type=bind,"source={comma}",target=/c,ro=true' in create
     assert {"--interactive", "--pull=never", "--shm-size=8g", "--user=1:2", f"--label={OWNER}={owner()}"} < set(create)
-    assert "--security-opt=no-new-privileges" in create
+    assert {"--security-opt=no-new-privileges", "--network=none"} < set(create)
     assert not [word for word in create if "gpu" in word]
     assert ["rm", "--force", "c0ffee"] in program.asked("rm")
     Engine(engine).run_container("i:1", argv=["true"], gpus=True).close()
     assert {"--gpus=all", "--device=nvidia.com/gpu=all"} & set(program.asked("create")[-1])
     assert not {"--ulimit=memlock=-1", "--network=host"} & set(program.asked("create")[-1])
-    Engine(engine).run_container("i:1", argv=["true"], fabric=True, host_network=True).close()
+    Engine(engine).run_container("i:1", argv=["true"], fabric=True, network="host").close()
     assert {"--device=/dev/infiniband", "--ulimit=memlock=-1", "--network=host"} < set(program.asked("create")[-1])
+    Engine(engine).run_container("i:1", argv=["true"], network="").close()
+    assert not [word for word in program.asked("create")[-1] if word.startswith(("--network", "--add-host"))]
 
 
 @each("engine, gpus", [("docker", "--gpus all"), ("podman", "--device nvidia.com/gpu=all")])
