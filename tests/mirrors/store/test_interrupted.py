@@ -83,6 +83,7 @@ def test_what_a_killed_export_left_goes_when_the_next_begins(large: Store, carri
     }
 
 
+@pytest.mark.thorough
 def test_an_import_that_is_killed_anywhere_leaves_what_is_served(carried: Path, tmp_path: Path) -> None:
     """At random points of the whole command: reading, unpacking, taking in, releasing."""
     store = Store(tmp_path / "site")
