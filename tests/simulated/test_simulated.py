@@ -17,6 +17,7 @@ import pytest
 from envcheck.runner.planning import discover
 from tests.processes import ran
 
+ROOT = Path(__file__).parents[2]
 LAUNCHER = Path(__file__).with_name("simulate.py")
 # What Triton compiles for is real, dcgmi and a bus are not there, how much may be locked is this machine's, and the
 # simulated GPU has not every operator that `kernels` runs.
@@ -190,3 +191,24 @@ def test_cuda_visible_devices_by_uuid_leaves_that_gpu(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", second)
     actual = run(torch_python, tmp_path / "report.json", 2, "--only", "kernels")
     assert [rank["device"] for rank in actual["kernels"]["ranks"]] == [second]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("simulated", [True, False], ids=["one simulated GPU", "a CPU"])
+def test_what_meets_a_gpu_comes_to_its_end_without_one(torch_python: Path, tmp_path: Path, *, simulated: bool) -> None:
+    """Run `.ci/gpu` but for what takes minutes: every step leaves its files, and what is no GPU is an alarm."""
+    script = [sys.executable, str(ROOT / ".ci/gpu"), "--out", str(tmp_path), "--python", str(torch_python)]
+    script += [word for step in ("facts", "quick", "speeds", "sanitizer", "tests") for word in ("--only", step)]
+    libraries = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
+    environment = {**os.environ, "SIMULATED_GPUS": "1", "SIMULATED_NAME": MODEL, "PYTHONPATH": libraries}
+    done = ran([*script, "--seconds", "300", *(["--simulated"] if simulated else [])], env=environment)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    report = json.loads((tmp_path / "quick.json").read_text())
+    assert report["mode"] == ("gpu" if simulated else "cpu")
+    assert {path.name for path in tmp_path.iterdir()} >= {"machine.txt", "quick.html", "speeds.txt", "alarms.txt"}
+    alarms = (tmp_path / "alarms.txt").read_text()
+    assert ("needs 1 GPU, found none" in alarms) is not simulated
+    # Of the node nothing but what this machine has no GPU or no driver for.
+    bad = [row for row in report["outcomes"] if row["kind"] == "node" and row["status"] in ("fail", "error")]
+    node = {row["id"] for row in bad if row["code"] != "gpu.required"}
+    assert node <= {"driver-nvml", "image-promises"}, alarms
