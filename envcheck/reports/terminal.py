@@ -34,6 +34,8 @@ _PROBLEM, _REASONS, _SPEEDS, _REMEDIES, _LEFT = 8, 5, 3, 3, 3
 _ALL: Final = "`envcheck --verbose report show FILE`"
 # A command in backticks with what touches it, or a word.
 _WHOLE: Final = re.compile(r"[^\s`]*`[^`]+`\S*|\S+")
+# A GPU's number is enough beside a problem; its UUID stands in the report.
+_UUID: Final = re.compile(r" \((?:GPU|MIG)-[^()]*\)")
 _NARROWEST: Final = 40
 _BUSY: Final = 1.5  # processes a core that want to run
 
@@ -293,8 +295,7 @@ def _in_short(outcome: OutcomeRow) -> list[tuple[str, str]]:
     value = "; ".join(filter(None, (told.get("value"), f"limit {told['limit']}" if "limit" in told else "")))
     own = [finding for finding in outcome.findings if finding.status == outcome.status]
     culprits = [*dict.fromkeys(f.culprit for f in own if f.culprit)] or [outcome.culprit]
-    # A GPU's number is enough here; its UUID stands in the report.
-    culprits = [*dict.fromkeys(culprit.partition(" (")[0] for culprit in culprits)]
+    culprits = [*dict.fromkeys(_UUID.sub("", culprit) for culprit in culprits)]
     where = "" if all(_names(outcome.summary, culprit) for culprit in culprits) else ", ".join(culprits)
     remedies = {outcome.remedy: outcome.remedy} if outcome.remedy else {}
     for finding in own:

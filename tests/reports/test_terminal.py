@@ -162,7 +162,10 @@ def test_the_log_that_is_shown_is_of_the_rank_that_was_lost(report: MakeReport) 
 def test_where_and_what_to_do_are_those_of_the_findings_that_decided(report: MakeReport) -> None:
     bad = [
         FindingRow(
-            status="fail", summary=f"GPU {n} is hot", remedy="cool it" if n < 6 else "swap it", culprit=f"GPU {n}"
+            status="fail",
+            summary=f"GPU {n} is hot",
+            remedy="cool it" if n < 6 else "swap it",
+            culprit=f"GPU {n} (GPU-aa-{n})",
         )
         for n in (1, 3, 5, 6)
     ]
@@ -174,6 +177,8 @@ def test_where_and_what_to_do_are_those_of_the_findings_that_decided(report: Mak
         "to do     cool it",
         "to do     GPU 6 is hot: swap it",
     ]
+    named = structs.replace(hot, findings=[], culprit="all_reduce, rank 2 (n1), 4")
+    assert "where     all_reduce, rank 2 (n1), 4\n" in text(report(named))
     assert "where" in text(report(structs.replace(hot, summary="GPU 1, GPU 3, GPU 5 and GPU 66 are hot")))
     assert "where" not in text(report(structs.replace(hot, summary="GPU 1, GPU 3, GPU 5 and GPU 6 are hot")))
 
