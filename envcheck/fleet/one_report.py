@@ -117,8 +117,12 @@ _NAMED: Final = re.compile(rb'"schema"\s*:\s*"envcheck/report/')
 _PLACE: Final = re.compile(r" at `.{1,80}`")
 # The code of what could not be told of a node, because another one of its group disturbed it.
 OTHER_NODE: Final = "group.other-node"
-_RANKS: Final = re.compile(r"\branks? ([0-9]{1,18}(?:(?:, | and )[0-9]{1,18})*)")
+# Any of the ranks may have its node in brackets: "rank 2 (n1), 4".
+_RANKS: Final = re.compile(r"\branks? ([0-9]{1,18}(?: \([^()]*\))?(?:(?:, | and )[0-9]{1,18}(?: \([^()]*\))?)*)")
+_BRACKETS: Final = re.compile(r"\([^()]*\)")
 _NUMBER: Final = re.compile(r"[0-9]+")
+# The check of which a pass says no more than that the nodes met: fleet.group.outcome.FORMED.
+_FORMED: Final = "group-formed"
 
 
 class CheckValue(msgspec.Struct, frozen=True, gc=False):
@@ -158,6 +162,7 @@ class NodeReport(NamedTuple):
     """What a fleet needs of one report. `status` is what the node may count as, with `why` for people.
 
     `group` is the key of the group that it was written in, "" for none, and `member` the node's name there.
+    `excusable`: but for what another node disturbed, it would have passed, and something was measured.
     """
 
     digest: str
@@ -175,6 +180,7 @@ class NodeReport(NamedTuple):
     configuration: dict[str, str]
     group: str = ""
     member: str = ""
+    excusable: bool = False
 
 
 def read(content: bytes, stem: str) -> NodeReport:
@@ -249,7 +255,13 @@ def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
         ),
         group=_key(document.group) if document.group else "",
         member=document.group.node if document.group else "",
+        excusable=document.group is not None and _excusable(document, checks),
     )
+
+
+def _excusable(document: _ReportPart, checks: Sequence[CheckValue]) -> bool:
+    passed = msgspec.structs.replace(document, verdict=_VerdictPart("pass"))
+    return not _doubt(passed, [check for check in checks if check.check != _FORMED])
 
 
 def _key(group: GroupFacts) -> str:
@@ -266,7 +278,8 @@ def _blamed(outcomes: Iterable[_OutcomePart], group: GroupFacts) -> dict[str, st
 
 def nodes_of(culprit: str, group: GroupFacts) -> set[int]:
     """Return the nodes that a culprit names, by its ranks or by their names; none where it names neither."""
-    ranks = [int(number) for listed in _RANKS.findall(culprit) for number in _NUMBER.findall(listed)]
+    lists = [_BRACKETS.sub("", listed) for listed in _RANKS.findall(culprit)]
+    ranks = [int(number) for listed in lists for number in _NUMBER.findall(listed)]
     named = {node for rank in ranks if (node := node_in(rank, group)) is not None}
     if named:
         return named

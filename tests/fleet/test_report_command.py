@@ -146,6 +146,26 @@ def test_a_groups_report_names_the_killed_nodes_rank_and_the_others_stay_usable(
     assert answer(grouped(tmp_path / "alone", beside=False))[0]["nodes"]["pass"] == 0, "another group's"
 
 
+def of_member(folder: Path, node: str, **changes: Any) -> None:
+    """Change the report of a node of `grouped`."""
+    path = folder / f"r/{node}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_disturbed_node_on_which_nothing_was_measured_does_not_pass(tmp_path: Path) -> None:
+    disturbed = json.loads((grouped(tmp_path) / "r/n1.json").read_text())["outcomes"][-1]
+    met = {"id": "group-formed", "kind": "env", "status": "pass"}
+    sound, odd = {"id": "a", "kind": "env", "status": "pass"}, {"id": "b", "kind": "env", "status": "warn"}
+    for passed, others, changes in (
+        (1, [met, sound], {}),
+        (0, [met], {}),
+        (0, [met, sound, odd | {"value": "nan"}], {}),
+        (0, [met, sound], {"ended": "2001-01-01T00:00:00+00:00"}),
+    ):
+        of_member(grouped(tmp_path), "n1", outcomes=[*others, disturbed], **changes)
+        assert answer(tmp_path)[0]["nodes"]["pass"] == passed, (others, changes)
+
+
 def test_metrics_of_all_nodes_are_one_file(tmp_path: Path) -> None:
     nodes = fleet(tmp_path, 3)
     failing(nodes["n2"])

@@ -137,7 +137,7 @@ def of_node(report: RunReport, node: int) -> RunReport:
     if report.group is None:
         return report
     group = structs.replace(report.group, node=report.group.nodes[node])
-    outcomes = [_of_node(_named(outcome, group), group, node) for outcome in report.outcomes]
+    outcomes = [_named(_of_node(outcome, group, node), group) for outcome in report.outcomes]
     verdict = judging.verdict(outcomes, report.mode, complete=bool(report.ended))
     return structs.replace(report, outcomes=outcomes, verdict=verdict, group=group)
 

@@ -82,6 +82,7 @@ def report(*outcomes: OutcomeRow) -> RunReport:
     "blamed, statuses",
     [
         (outcome("fail", "all-gather, rank 2"), ["error", "fail", "error"]),
+        (outcome("fail", "all_reduce, rank 2, 4"), ["error", "fail", "fail"]),
         (outcome("fail", "rank 2 (cpu of n2)", remeasure=True), ["pass", "fail", "pass"]),
         (outcome("fail", "n1 -> n3"), ["fail", "error", "fail"]),
         (outcome("error", "rank 5"), ["error", "error", "error"]),
@@ -103,6 +104,7 @@ def test_ranks_are_named_with_their_nodes() -> None:
     shown = of_group(report(outcome("fail", "all-gather, rank 2"))).outcomes[0]
     assert (shown.culprit, shown.summary) == ("all-gather, rank 2 (n2)", "wrong on all-gather, rank 2 (n2)")
     assert nodes_of("ranks 0, 3 and 5", GROUP) == {0, 1, 2}
+    assert nodes_of("all_reduce, rank 2 (n2), 4", GROUP) == {1, 2}, "as the group's report has it"
 
 
 def test_a_fleet_reads_the_nodes_and_not_the_group() -> None:
