@@ -87,7 +87,7 @@ def _in_foreground() -> bool:
 
 
 def _xids(problems: list[str], seconds: float) -> list[dict[str, Any]]:
-    read = kernel_log.signals(Path("/"))["kernel.xids"]
+    read = kernel_log.signals(Path("/"), {})["kernel.xids"]
     if read.value is None:
         problems.append(f"Xids are not watched: {read.reason}")
         return []

@@ -21,7 +21,8 @@ from envcheck.fleet.group.meeting import Coordinator, GroupMember, LostGroupErro
 from envcheck.fleet.group.membership import Hello, Membership, differences
 from envcheck.fleet.group.outcome import FORMED
 from envcheck.fleet.hostlist import fold
-from envcheck.runner.execute import Run, now
+from envcheck.node.collect import now
+from envcheck.runner.execute import Run
 from envcheck.runner.planning import CheckModule, checked_module
 from envcheck.runner.schema import GroupFacts, OutcomeRow
 from envcheck.runner.worker.fork_server import NODES_LOST, NODES_READY
