@@ -213,6 +213,9 @@ class _Judge:
         near = [other for other in torches if other.group == pin.group] or torches
         return near[0] if len({(other.exact, other.local) for other in near}) == 1 else None
 
+    def _stage(self, pin: Pin) -> int:
+        return sum(line <= pin.line for line, _ in self.file.bases)
+
     def library(self, pin: Pin) -> Iterator[PinFinding]:
         torch = self.beside(pin)
         answer = self.answer(torch) if torch else None
@@ -221,12 +224,18 @@ class _Judge:
             return
         if pin.name == "numpy":
             # torch 2.3 is the first for NumPy 2 (securefederatedai/openfederatedlearning#999).
-            if key(release.torch) < key("2.3.0") and re.search(r"(==|~=|>=?)2", pin.specifier):
+            apart = self._stage(torch) != self._stage(pin)
+            if not apart and key(release.torch) < key("2.3.0") and re.search(r"(==|~=|>=?)2", pin.specifier):
                 what = f'torch {release.torch} is built for NumPy 1: with NumPy 2, "Numpy is not available"'
                 yield PinFinding(pin.line, "P109", "unreal", what, "write numpy<2")
             return
         variant, locked = release.variant(answer.query.variant or ""), pin.sure and not pin.group
-        wanted = getattr(variant, _LIBRARIES[pin.name]) if variant and variant.libraries_verified else None
+        cuda = re.search(r"-cu(\d+)$", pin.name)
+        if pin.channels is not None or torch.channels is not None or variant is None:
+            return  # the builds of conda have libraries of their own
+        if cuda and cuda[1] != (variant.cuda or "").partition(".")[0]:
+            return  # torch requires another package
+        wanted = getattr(variant, _LIBRARIES[pin.name]) if variant.libraries_verified else None
         # A lock's overrides are meant so; one command with both is refused.
         if wanted and pin.exact and torch.group == pin.group and not locked and not meets(pin.exact, f"=={wanted}.*"):
             what = f"torch {torch.exact}+{answer.query.variant} requires {pin.name} {wanted}: pip takes no other"
@@ -237,7 +246,7 @@ class _Judge:
         release = self.matrix.release(torch.exact or "") if torch else None
         wanted: str | None = getattr(release, pin.name, None)
         version = pin.exact or pin.specifier.removeprefix("==").removesuffix(".*")
-        if torch is None or release is None or not re.fullmatch(r"[0-9.]+", version) or wanted is None:
+        if torch is None or release is None or not re.fullmatch(r"[0-9]+\.[0-9.]+", version) or wanted is None:
             return
         what = ""
         if self._of_another(pin.name, version, release, wanted):
@@ -256,8 +265,10 @@ class _Judge:
 
     def extension(self, pin: Pin) -> Iterator[PinFinding]:
         extension, torch = self.extensions.find(pin.name), self.beside(pin)
-        built = re.sub(r"\D", "", pin.local) if re.match("torch|pt", pin.local) else ""
-        if torch and torch.exact and built and built != "".join(torch.exact.split(".")[:2]):
+        # pt28cu128, torch2.4cxx11abiTRUE, pt2.5.1cu124, torch250cu124
+        built = re.match(r"(?:torch|pt)(\d)\.?(\d+)", pin.local)
+        major, minor, micro = (torch.exact if torch and torch.exact else "..").split(".")[:3]
+        if torch and major and built and (built[1] != major or built[2] not in {minor, minor + micro}):
             what = f"this wheel is built for {pin.local}: the torch beside it lacks symbols that it needs"
             yield PinFinding(pin.line, "P105", "unreal", what, f"take the project's wheel for {torch.text}")
         one = re.fullmatch(r"==[^,*]+", pin.specifier) and pin.channels is None

@@ -96,6 +96,14 @@ LINES = [
     ("ENV PIP_FIND_LINKS=/wheels\nRUN pip install torch==2.8.0+cu128", ""),
     ("FROM python:3.13-slim AS lint\nFROM nvidia/cuda:12.1.1-base-ubuntu22.04\nRUN pip install torch==2.1.2", ""),
     ("FROM python:3.13-slim AS first\nFROM first\nRUN pip install torch==2.1.2", "P101"),
+    ("pip install torch==2.8.0 torch-scatter==2.1.2+pt28cu128", ""),
+    ("pip install torch==2.5.1 pytorch3d==0.7.8+pt2.5.1cu124 natten==0.17.3+torch251cu124", ""),
+    ("pip install torch==2.12.0 torch-scatter==2.1.2+pt212cu130", ""),
+    ("pip install torch==2.8.0 torch-scatter==2.1.2+pt26cu124", "P105"),
+    ("pip install torch==2.11.0 nvidia-cudnn-cu12==9.10.2.21", ""),
+    ("conda install pytorch==2.4.1 triton==2.1.0 -c conda-forge", ""),
+    ("FROM a AS tools\nRUN pip install numpy==2.1.0\nFROM b\nRUN pip install torch==2.2.2", ""),
+    ("pip install torch==2.8.0 torchvision==0.* torchaudio==2.*", ""),
 ]
 
 
