@@ -144,10 +144,12 @@ class CheckValue(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupReport(NamedTuple):
-    """What group.json says: which group it is of, and why which of its nodes are to blame."""
+    """What group.json says: which group it is of and when it was, and why which of its nodes are to blame."""
 
     key: str
     blamed: dict[str, str]
+    started: float | None = None
+    ended: float | None = None
 
 
 class NotAReportError(Exception):
@@ -196,9 +198,8 @@ def read(content: bytes, stem: str) -> NodeReport:
         raise _of_other_schema(document.schema)
     try:
         if document.group is not None and not document.group.node:
-            group = GroupReport(_key(document.group), _blamed(document.outcomes, document.group))
             message = f"is the report of a group of {counted(len(document.group.nodes), 'node')}"
-            raise NotAReportError(message, group)
+            raise NotAReportError(message, _of_group(document, document.group))
         return _reading(document, hashlib.blake2b(content, digest_size=32).hexdigest(), stem)
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         # Whatever one report holds, the others are read.
@@ -235,11 +236,11 @@ def _of_other_schema(schema: str) -> Exception:
 def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
     checks = _checks(document.outcomes)
     status, why = _status(document, checks)
-    gpus, signals = document.snapshot.gpus, document.snapshot.signals
+    host, gpus, signals = document.host, document.snapshot.gpus, document.snapshot.signals
     models = {_string(_value(gpu.signals, "name")) for gpu in gpus}
     return NodeReport(
         digest=digest,
-        node=("" if _alone(document) else _node(document.host)) or node_of_file(stem),
+        node=("" if _alone(document, host.place.node or host.name) else _node(host)) or node_of_file(stem),
         started=moment(document.started),
         ended=moment(document.ended),
         status=status,
@@ -248,7 +249,7 @@ def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
         gpus=tuple(gpu.uuid[:_LONGEST_TEXT] for gpu in gpus),
         cell=sys.intern(_cell(document)),
         driver=_string(_value(signals, "driver.version")),
-        arch=sys.intern(document.host.arch[:_LONGEST_TEXT]),
+        arch=sys.intern(host.arch[:_LONGEST_TEXT]),
         checks=checks,
         configuration=_configuration(
             signals, [gpu.signals for gpu in gpus], document.environment, document.target.image_id
@@ -266,6 +267,13 @@ def _excusable(document: _ReportPart, checks: Sequence[CheckValue]) -> bool:
 
 def _key(group: GroupFacts) -> str:
     return hashlib.blake2b(msgspec.json.encode([group.run, group.nodes]), digest_size=16).hexdigest()
+
+
+def _of_group(document: _ReportPart, group: GroupFacts) -> GroupReport:
+    started, ended = moment(document.started), moment(document.ended)
+    # host-2 of one report is not that of another.
+    blamed = {} if _alone(document, *group.nodes) else _blamed(document.outcomes, group)
+    return GroupReport(_key(group), blamed, started, started if ended is None else ended)
 
 
 def _blamed(outcomes: Iterable[_OutcomePart], group: GroupFacts) -> dict[str, str]:
@@ -315,9 +323,9 @@ def _node(host: _HostPart) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[:60]}…"
 
 
-def _alone(document: _ReportPart) -> bool:
+def _alone(document: _ReportPart, *names: str) -> bool:
     """Tell whether `envcheck report redact` without a key wrote it: then every report's first host is host-1."""
-    if _REDACTED_HOST.fullmatch(document.host.place.node or document.host.name) is None:
+    if not any(map(_REDACTED_HOST.fullmatch, names)):
         return False
     gpus = document.snapshot.gpus
     return all(gpu.uuid.startswith(UNKEYED) for gpu in gpus) if gpus else document.boot.startswith("boot-")

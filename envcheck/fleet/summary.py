@@ -13,7 +13,7 @@ from envcheck.counting import counted
 from envcheck.fleet.files import FleetFile
 from envcheck.fleet.groups import CLOCK_SLACK, ConfigurationDrift, FleetGroup, Outlier, deviating, grouped
 from envcheck.fleet.hostlist import fold, is_name, natural
-from envcheck.fleet.one_report import OTHER_NODE
+from envcheck.fleet.one_report import OTHER_NODE, GroupReport, NodeReport
 from envcheck.reports.redact import UNKEYED
 from envcheck.runner.schema import Row
 
@@ -24,6 +24,8 @@ BadState = Literal["fail", "error", "missing", "stale"]
 BAD: Final[tuple[BadState, ...]] = ("fail", "error", "missing", "stale")
 _WORST: Final = {"pass": 0, "error": 1, "fail": 2}
 _SHOWN: Final = 3
+# Seconds between the ends of a group's reports: a member may wait this long for the others, and its clock be wrong.
+_ONE_RUN: Final = CLOCK_SLACK + 600.0
 # One GPU is blamed where at least this share of the node's failures name it.
 _LEAD: Final = 0.5
 
@@ -141,25 +143,40 @@ def with_groups(files: Sequence[FleetFile]) -> list[FleetFile]:
         for file in files
         if file.group and file.group.blamed
     }
-    told, members = [], set()
+    told = []
     for file in files:
-        report, place = file.report, Path(file.path).parent
-        if report and (place, report.group) in groups:
-            members.add((place, report.group, report.member))
-            why = groups[place, report.group][1].blamed.get(report.member, "")
+        report = file.report
+        _, group = groups.get((Path(file.path).parent, report.group), (file, None)) if report else (file, None)
+        if report and group and _of_one_run(report, group):
+            why = group.blamed.get(report.member, "")
             codes = {check.code for check in report.checks if check.status == "error"}
             if report.status == "error" and why:
                 report = report._replace(why=why)
             elif report.status == "error" and report.excusable and codes == {OTHER_NODE}:
                 report = report._replace(status="pass", why="")
         told.append(file._replace(report=report))
+    members: dict[tuple[str, str], list[NodeReport]] = defaultdict(list)
+    for report in (file.report for file in files if file.report):
+        members[report.group, report.member].append(report)
     lost = [
-        file._replace(node=node, note=f"says of it: {why}", group=None)
-        for (place, key), (file, group) in groups.items()
+        # A copy of the file was written later than what it says happened.
+        file._replace(
+            node=node,
+            note=f"says of it: {why}",
+            group=None,
+            modified=min(file.modified, file.modified if group.ended is None else group.ended),
+        )
+        for file, group in groups.values()
         for node, why in group.blamed.items()
-        if (place, key, node) not in members
+        if not any(_of_one_run(report, group) for report in members[group.key, node])
     ]
     return told + lost
+
+
+def _of_one_run(report: NodeReport, group: GroupReport) -> bool:
+    """Tell whether a member's report and that of its group are of one time: not every launcher tells runs apart."""
+    own, whole = (report.started, group.started) if report.ended is None else (report.ended, group.ended)
+    return own is not None and whole is not None and abs(own - whole) <= _ONE_RUN
 
 
 def span(seconds: float) -> str:

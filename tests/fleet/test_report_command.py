@@ -109,9 +109,15 @@ def test_a_stale_report_is_no_outlier_too(tmp_path: Path) -> None:
 HOSTILE = '<script>alert(1)</script>"&\x1b[31m\u202e'
 
 
+GROUP = {"run": "7.0", "nodes": ["n1", "n2", "n3"], "ranks": [1, 1, 1]}
+# The recorded run ended at 04:50:18.
+LATER = {"started": "2026-11-23T05:04:00+00:00", "ended": "2026-11-23T05:06:00+00:00"}
+BEFORE = {"started": "2026-11-23T04:33:00+00:00", "ended": "2026-11-23T04:35:00+00:00"}
+
+
 def grouped(folder: Path, *, beside: bool = True) -> Path:
     """Write what a group of three leaves whose n3 was killed: n1 was disturbed by it, and n2's run was cut short."""
-    group = {"run": "7.0", "nodes": ["n1", "n2", "n3"], "ranks": [1, 1, 1], "later": 1}
+    group = GROUP | {"later": 1}
     killed = {"id": "collectives", "kind": "env", "status": "error", "code": "process.lost"}
     killed |= {"summary": "rank 2 (n3) was ended by SIGKILL", "culprit": "rank 2 (n3)"}
     disturbed = killed | {"code": "group.other-node", "summary": "the group was disturbed by n3", "culprit": ""}
@@ -133,9 +139,7 @@ def test_a_groups_report_names_the_killed_nodes_rank_and_the_others_stay_usable(
     assert result["verdict"]["good"] == "n1", "n2 has trouble of its own"
     lines = run("report", str(tmp_path), "--max-age", OLD).stdout
     assert ("group.json says of it" in lines, "ignored" in lines) == (True, False)
-    own = node_report("n3", "cpu") | {
-        "group": {"run": "7.0", "nodes": ["n1", "n2", "n3"], "ranks": [1, 1, 1], "node": "n3"}
-    }
+    own = node_report("n3", "cpu") | {"group": GROUP | {"node": "n3"}}
     own["verdict"]["status"] = "error"
     write(tmp_path / "r", own | {"ended": ""})
     failed = json.loads((tmp_path / "r/n1.json").read_text())
@@ -164,6 +168,38 @@ def test_a_disturbed_node_on_which_nothing_was_measured_does_not_pass(tmp_path: 
     ):
         of_member(grouped(tmp_path), "n1", outcomes=[*others, disturbed], **changes)
         assert answer(tmp_path)[0]["nodes"]["pass"] == passed, (others, changes)
+
+
+FAILED_ALONE = {"outcomes": [{"id": "ecc", "kind": "node", "status": "fail"}]}
+
+
+def test_a_member_that_reported_elsewhere_is_not_lost(tmp_path: Path) -> None:
+    of_member(grouped(tmp_path), "n1", group={**GROUP, "node": "n3"}, host={"name": "n3"}, **FAILED_ALONE)
+    (tmp_path / "n3").mkdir()
+    (tmp_path / "r/n1.json").rename(tmp_path / "n3/n3.json")
+    result, code = answer(tmp_path)
+    assert (code, result["nodes"]["fail"]) == (1, ["n3"])
+
+
+def test_a_groups_report_judges_the_runs_of_its_own_time(tmp_path: Path) -> None:
+    grouped(tmp_path)
+    write(tmp_path / "later", node_report("n3", "cpu") | LATER)
+    nodes = answer(tmp_path)[0]["nodes"]
+    assert (nodes["pass"], nodes["error"]) == (2, ["n2"]), "n3 was run again, and the copy of group.json is new"
+    of_member(tmp_path, "n1", **LATER)
+    assert answer(tmp_path)[0]["nodes"]["pass"] == 1, "n1 was disturbed in another run of the same name"
+    (tmp_path / "later/n3.json").unlink()
+    write(tmp_path / "before", node_report("n3", "cpu") | BEFORE | {"group": {**GROUP, "node": "n3"}})
+    assert "n3" in answer(tmp_path)[0]["nodes"]["error"], "its pass is of another run"
+
+
+def test_a_group_whose_names_are_pseudonyms_blames_no_node(tmp_path: Path) -> None:
+    grouped(tmp_path)
+    names = {"nodes": ["host-1", "host-2", "host-3"]}
+    of_member(tmp_path, "group", group=GROUP | names, boot="boot-1")
+    assert "host-3" not in answer(tmp_path)[0]["reasons"]
+    of_member(tmp_path, "group", boot="0b1c")
+    assert "host-3" in answer(tmp_path)[0]["reasons"], "nodes may be called so"
 
 
 def test_metrics_of_all_nodes_are_one_file(tmp_path: Path) -> None:
