@@ -15,6 +15,7 @@ from envcheck.mirrors.doctor import Document, PreparedDocument
 
 # No requirement is longer; Python refuses to read numbers of thousands of digits.
 _LONGEST: Final = 500
+_LONGEST_URL: Final = 2000
 _LINUX: Final = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
 # Options and variables of pip and uv with an index: whether it comes beside others.
 _BESIDE: Final = {"--extra-index-url": True, "-f": True, "--find-links": True}
@@ -36,11 +37,18 @@ _SPEC: Final = re.compile(
 )
 # A wheel of a project's own releases, whose name says for which torch it is.
 _WHEEL: Final = re.compile(r"https?://\S+/(?P<name>\w+)-[^/\s]*?(?P<torch>(?:torch|pt)\d\.?\d+)[^/\s]*\.whl")
+_OF_OTHERS: Final = re.compile(r"-(?:win|macosx)[\w.]*\.whl$")
 _ITEM: Final = re.compile(r"(?P<indent>\s*)-\s+(?P<value>.*)")
 _QUOTED: Final = re.compile(r"(?<![=\s])\s*[\"'](?P<value>[A-Za-z][^\"'\n]*)[\"']")
 _UV_INDEX: Final = re.compile(r"(?m)^\[\[tool\.(?:uv\.index|poetry\.source)\]\][^\[]*")
 _POETRY: Final = re.compile(r"(?ms)^\[tool\.poetry\.(?:group\.[\w-]+\.)?dependencies\]$.*?(?=^\[|\Z)")
 _POETRY_ROW: Final = re.compile(r"(?m)^(?P<name>[A-Za-z][\w.-]*)\s*=\s*(?:[\"'](?P<version>[^\"']*)|(?P<row>\{.*\}))")
+# Such a row of Poetry is for some machines alone, or no release of an index.
+_NOT_ALWAYS: Final = ("platform", "python", "markers", "url", "path", "git", "file")
+_EXPLICIT: Final = re.compile(r"(?m)^(?:explicit\s*=\s*true|priority\s*=\s*[\"']explicit)")
+_OVERRIDES: Final = re.compile(
+    r"(?m)^(?:build-)?(?:override|constraint)-dependencies\s*=\s*\[(?:[^\]\"']|\"[^\"\n]*\"|'[^'\n]*'){0,4000}\]"
+)
 _UV_SOURCE: Final = re.compile(r"(?m)^(?P<name>[\w-]+)\s*=\s*(?P<value>\{[^}\n]*\}|\[\s*\{[^\]]*\])")
 _LOCKED: Final = re.compile(
     r"(?m)^name = \"(?P<name>[^\"]+)\"\nversion = \"(?P<version>[^\"]+)\"\n"
@@ -65,7 +73,10 @@ def read(document: Document) -> PinnedFile:
 
 def _pin(line: int, text: str, **more: Any) -> Pin | None:
     """Return the pin of a requirement; None where it is none, or not for Linux."""
-    if built := _WHEEL.search(text):
+    if built := _WHEEL.search(text[:_LONGEST_URL]):
+        marker = text[built.end() : built.end() + _LONGEST].partition(";")[2].strip()
+        if _OF_OTHERS.search(built[0]) or not _on_linux(marker):
+            return None
         return Pin(line=line, text=text, name=canonicalize_name(built["name"]), local=built["torch"], **more)
     try:
         wanted = Requirement(text[:_LONGEST])
@@ -179,8 +190,12 @@ def _environment(source: PreparedDocument) -> PinnedFile:
 
 def _toml(source: PreparedDocument) -> PinnedFile:
     """Read pyproject.toml or uv.lock by lines: a finding names one, and a broken table is uv's to say."""
-    code = source.code
-    urls = {_value(table[0], "name"): _value(table[0], "url") for table in _UV_INDEX.finditer(code)}
+    # What is written over the requirements of others is meant so.
+    code = _OVERRIDES.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), source.code)
+    tables = [table[0] for table in _UV_INDEX.finditer(code)]
+    urls = {_value(table, "name"): _value(table, "url") for table in tables}
+    general = [_value(table, "url") for table in tables if not _EXPLICIT.search(table)]
+    everywhere = tuple(Index(url, extra=True) for url in general if url)
     indexes = {}
     for table in _UV_SOURCE.finditer(code):
         rows = [row for row in re.findall(r"\{[^}]*\}", table["value"]) if _on_linux(_value(row, "marker"))]
@@ -190,13 +205,15 @@ def _toml(source: PreparedDocument) -> PinnedFile:
     for text in () if locked else _QUOTED.finditer(code):
         pin = _pin(source.line(text.start()), text["value"])
         if pin and (pin.specifier or pin.name in indexes):
-            pins.append(replace(pin, indexes=indexes.get(pin.name, ())))
+            pins.append(replace(pin, indexes=indexes.get(pin.name, everywhere)))
     for table in _POETRY.finditer(code):
         for row in _POETRY_ROW.finditer(code, table.start(), table.end()):
-            specifier = _of_poetry(row["version"] or _value(row["row"] or "", "version"))
-            index = Index(urls.get(_value(row["row"] or "", "source"), ""))
-            pin = _pin(source.line(row.start()), f"{row['name']}{specifier}", indexes=(index,) if index.url else ())
-            pins.append(pin)
+            keys = row["row"] or ""
+            if any(_value(keys, key) for key in _NOT_ALWAYS):
+                continue
+            specifier, named = _of_poetry(row["version"] or _value(keys, "version")), _value(keys, "source")
+            used = tuple(Index(url) for url in [urls.get(named, "")] if url) if named else everywhere
+            pins.append(_pin(source.line(row.start()), f"{row['name']}{specifier}", indexes=used))
     for row in locked:
         if not (markers := re.findall(r"\"(.+)\"", row["markers"] or "")) or any(map(_on_linux, markers)):
             at, index = source.line(row.start()), Index(row["url"])
@@ -208,10 +225,13 @@ def _toml(source: PreparedDocument) -> PinnedFile:
 
 def _of_poetry(version: str) -> str:
     """Return a version of Poetry as PEP 440 has it; what is neither is left to be no requirement."""
-    caret = re.fullmatch(r"\^(?P<whole>(?P<major>[0-9]{1,4})[0-9.]*)", version)
-    if caret:
-        return f">={caret['whole']},<{int(caret['major']) + 1}"
-    return f"=={version}" if version[:1].isdigit() else version.replace("~", "~=", 1)
+    found = re.fullmatch(r"(?P<sign>[\^~])(?P<from>[0-9]{1,4}(?:\.[0-9]{1,4}){0,3})", version)
+    if not found:
+        return f"=={version}" if version[:1].isdigit() else version
+    fields = [int(field) for field in found["from"].split(".")]
+    last = len(fields) - 1
+    at = min(1, last) if found["sign"] == "~" else next((i for i, field in enumerate(fields) if field), last)
+    return f">={found['from']},<{'.'.join(map(str, [*fields[:at], fields[at] + 1]))}"
 
 
 def _value(text: str, name: str) -> str:

@@ -105,6 +105,31 @@ LINES = [
     ("FROM a AS tools\nRUN pip install numpy==2.1.0\nFROM b\nRUN pip install torch==2.2.2", ""),
     ("pip install torch==2.8.0 torchvision==0.* torchaudio==2.*", ""),
 ]
+WHEEL = "flash-attn @ https://x.example/flash_attn-2.7.3+cu12torch2.4-cp310-cp310"
+# A requirement beside torch 2.8.0, and the codes found in it.
+REQUIREMENTS = [
+    (f"{WHEEL}-win_amd64.whl", ""),
+    (f"{WHEEL}-l.whl ; sys_platform == 'win32'", ""),
+    (f"{WHEEL}-l.whl ; sys_platform == 'linux'", "P105"),
+    ("https://x/" * 20000, ""),
+]
+UV = '[project]\ndependencies = ["torch==2.4.1"]\n[tool.uv]\n'
+POETRY = "[tool.poetry.dependencies]\n"
+SOURCE = '[[tool.poetry.source]]\nname = "cu128"\nurl = "https://x.example/whl/cu128"\n'
+# A pyproject.toml, and the codes found in it.
+PROJECTS = [
+    (f'{UV}override-dependencies = ["nvidia-nccl-cu12==2.21.5", "triton[x]==2.1.0"]', ""),
+    (f"{UV}constraint-dependencies = ['numpy>=2', 'triton==2.1.0']", ""),
+    (f'{UV}dev-dependencies = ["triton==2.1.0"]', "P109"),
+    (f'{POETRY}python = "~3.10"\ntorch = "2.15.0"', "P101"),
+    (f'{POETRY}python = "^3.10"\ntorch = "2.15.0"', ""),
+    (f'{POETRY}torch = "~2.4"\ntorchvision = "^0.19"', ""),
+    (f'{POETRY}torch = "2.8.0"\ntorchvision = {{version = "0.19.0", platform = "darwin"}}', ""),
+    (f'{POETRY}torch = "2.8.0"\ntorchvision = {{version = "0.19.0", python = "<3.10"}}', ""),
+    (f'{POETRY}torch = "2.8.0"\ntorchvision = "0.19.0"', "P104"),
+    (f'{POETRY}torch = "2.8.0+cu128"\n{SOURCE}', ""),
+    (f'{POETRY}torch = "2.8.0+cu128"\n{SOURCE}priority = "explicit"', "P102"),
+]
 
 
 def findings(document: Document, query: Query) -> list[PinFinding]:
@@ -132,6 +157,17 @@ def _answers(row: str, finding: PinFinding) -> bool:
 @each(("line", "expected"), LINES)
 def test_each_line_is_understood(line: str, expected: str) -> None:
     assert [f.id for f in findings(Document("setup.sh", line, "settings"), Query())] == expected.split()
+
+
+@each(("line", "expected"), REQUIREMENTS)
+def test_each_requirement_is_understood(line: str, expected: str) -> None:
+    document = Document("requirements.txt", f"torch==2.8.0\n{line}", "requirements")
+    assert [f.id for f in findings(document, Query())] == expected.split()
+
+
+@each(("text", "expected"), PROJECTS)
+def test_each_project_is_understood(text: str, expected: str) -> None:
+    assert [f.id for f in findings(Document("pyproject.toml", text, "settings"), Query())] == expected.split()
 
 
 def test_a_wheel_that_needs_cuda_compat_runs_only_in_an_image_that_has_it() -> None:
