@@ -115,6 +115,9 @@ _BLANK: Final = b" \t\r\n\0"
 _FIRST: Final = b'{"schema":"envcheck/report/'
 _NAMED: Final = re.compile(rb'"schema"\s*:\s*"envcheck/report/')
 _PLACE: Final = re.compile(r" at `.{1,80}`")
+# Of a report as envcheck prints it.
+_FIRST_LINE: Final = re.compile(rb"^\{\r?$", re.MULTILINE)
+_LAST_LINE: Final = re.compile(rb"^\}\r?$", re.MULTILINE)
 # The code of what could not be told of a node, because another one of its group disturbed it.
 OTHER_NODE: Final = "group.other-node"
 # Any of the ranks may have its node in brackets: "rank 2 (n1), 4".
@@ -187,13 +190,7 @@ class NodeReport(NamedTuple):
 
 def read(content: bytes, stem: str) -> NodeReport:
     """Return what a fleet needs. Raise NotAReportError for what no run wrote, ConfigError for a broken report."""
-    content = content.removeprefix(b"\xef\xbb\xbf")
-    if not content.startswith(b"{"):
-        content = content[content.find(b"\n{\n") + 1 :]  # a pod's log has warnings before the report
-    try:
-        document = _DOCUMENT.decode(content)
-    except _MALFORMED as error:
-        raise _unreadable(content, error) from error
+    document, content = _decoded(content.removeprefix(b"\xef\xbb\xbf"))
     if document.schema != _SCHEMA:
         raise _of_other_schema(document.schema)
     try:
@@ -204,6 +201,26 @@ def read(content: bytes, stem: str) -> NodeReport:
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         # Whatever one report holds, the others are read.
         refuse(f"is a report that holds what no run writes ({type(error).__name__})", _FIX)
+
+
+def _decoded(content: bytes) -> tuple[_ReportPart, bytes]:
+    try:
+        return _DOCUMENT.decode(content), content
+    except _MALFORMED as error:
+        shown = _in_log(content)
+        if shown == content:
+            raise _unreadable(content, error) from error
+    return _decoded(shown)
+
+
+def _in_log(content: bytes) -> bytes:
+    """Return the report in what a pod printed, which may have lines before and after it. Of two reports none is it."""
+    first = _FIRST_LINE.search(content)
+    if first is None:
+        return content
+    last = _LAST_LINE.search(content, first.end())
+    more = last is None or _FIRST_LINE.search(content, last.end())
+    return content[first.start() : None if more or last is None else last.end()]
 
 
 def _unreadable(content: bytes, error: Exception) -> Exception:

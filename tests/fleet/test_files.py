@@ -66,6 +66,30 @@ def test_a_file_that_cannot_be_read_is_of_the_node_in_its_name(tmp_path: Path) -
     assert "16 MiB" in long.note
 
 
+PRINTED = json.dumps(node_report("n17"), indent=1).encode() + b"\n"
+
+
+@each(
+    "log",
+    [
+        PRINTED,
+        b"a warning\n" + PRINTED,
+        b'{"level": "info"}\n' + PRINTED + b"done\n",
+        b"a warning\n" + PRINTED + b'{"level": "info"}\n}\n',
+        b"a warning\r\n" + PRINTED.replace(b"\n", b"\r\n") + b"done\r\n",
+    ],
+)
+def test_a_report_is_read_among_other_lines_of_a_log(log: bytes) -> None:
+    found = read(log, "pod")
+    assert (found.node, found.status) == ("n17", "pass")
+
+
+@each("log", [b"a warning\n" + PRINTED[:-3], PRINTED + PRINTED, b"a\n" + PRINTED + b"b\n" + PRINTED])
+def test_a_part_of_a_report_or_two_of_them_are_none(log: bytes) -> None:
+    with pytest.raises(ConfigError, match="is cut off or damaged"):
+        read(log, "pod")
+
+
 @each(
     "status, outcome, changes",
     [

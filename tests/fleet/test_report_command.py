@@ -318,6 +318,7 @@ def test_wrong_usage_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "reps --html reps/n1.json": "--html reps/n1.json would be read as a report",
         "reps --expect ,": "the host list ',' names no node",
         "reps --prometheus reps/n1.json": "--prometheus reps/n1.json would be read as a report",
+        "reps --html x --prometheus ./x": "--html and --prometheus are both x",
         "gone": "gone: no such file or directory",
     }
     for words, message in cases.items():

@@ -77,6 +77,7 @@ def report(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG
     for option, path in written.items():
         if path is not None and (path.suffix == ".json" or path in options.places):
             refuse(f"{option} {path} would be read as a report", "give it a name that does not end in .json")
+    report_output.apart(html=options.html, prometheus=options.prometheus)
     expected = [] if options.expect is None else unfold(options.expect)
     files = read_files(options.places)
     if options.history is not None:
