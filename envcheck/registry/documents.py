@@ -268,13 +268,14 @@ def refuse_two_readings(manifest: StoredManifest) -> None:
     """Raise LyingError where keys differ in their case alone: engines in Go take the last, msgspec the exact one."""
 
     def once(pairs: list[tuple[str, Any]]) -> None:
-        if len({name.lower() for name, _ in pairs}) < len(pairs):
+        if len({name.casefold() for name, _ in pairs}) < len(pairs):
             refuse(f"{manifest.digest} can be read in two ways: a key is there twice", TAMPERED, LyingError)
 
     try:
         json.loads(manifest.content, object_pairs_hook=once)
-    except RecursionError:
-        refuse(f"{manifest.digest} is nested too deeply", TAMPERED, LyingError)
+    except (RecursionError, ValueError):  # a number of over 4300 digits is one
+        message = f"{manifest.digest} is nested too deeply, or has a number that is too long"
+        refuse(message, TAMPERED, LyingError)
 
 
 def encode(document: object) -> bytes:

@@ -196,7 +196,7 @@ def test_what_lies_beside_images_that_nobody_proved_is_not_kept(lied: Site, monk
     assert kept == {proven.digest: 1, image.digest: 0}
 
 
-@pytest.mark.parametrize("key", ["manifests", "Manifests", "MANIFESTS"])
+@pytest.mark.parametrize("key", ["manifests", "Manifests", "MANIFESTS", "manife\u017fts"])
 def test_an_index_that_engines_read_otherwise_is_not_promoted(lied: Site, key: str) -> None:
     """Go's decoder ignores the case of a key and takes the last: docker, podman and skopeo would see the stranger."""
     proven, stranger = lied.repository.manifest("2.13.0-cpu-py311-runtime"), lied.image("stranger")

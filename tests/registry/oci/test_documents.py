@@ -18,6 +18,7 @@ from envcheck.registry.documents import (
     StoredManifest,
     parse_reference,
     read_manifest,
+    refuse_two_readings,
 )
 from envcheck.registry.logins import challenges
 from envcheck.registry.repository import Repository, next_page
@@ -46,6 +47,13 @@ MARK = "vnd.docker.reference.type"
 def test_a_document_that_is_none_or_of_two_types_is_refused(content: bytes, content_type: str, why: str) -> None:
     with pytest.raises(LyingError, match=why):
         read_manifest(content, content_type, "it").image()
+
+
+@each("more", [b"9" * 5000, b"[" * 100_000, b'{"a":1,"A":1}', b'{"K":1,"\\u212a":1}'])
+def test_what_engines_may_read_otherwise_is_refused(more: bytes) -> None:
+    manifest = StoredManifest(CONTENT[:-1] + b',"x":' + more + b"}", DIGEST, OCI_MANIFEST)
+    with pytest.raises(LyingError, match=r"twice|too long"):
+        refuse_two_readings(manifest)
 
 
 @each("annotations", [None, {"size": 1}, {}])
