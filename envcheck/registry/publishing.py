@@ -20,7 +20,7 @@ from envcheck.registry.documents import digest_of
 from envcheck.registry.envelope import BUNDLE_TYPE, KeylessSigner, bundle_annotations, sign
 from envcheck.registry.judge import Policy, contradiction, read_statement
 from envcheck.registry.repository import Repository
-from envcheck.registry.statement import Covers, Level, MalformedError, Sha256, Statement
+from envcheck.registry.statement import Covers, Level, MalformedError, ProofRefusal, Sha256, Statement
 from envcheck.reports.model import RunReport
 from envcheck.runner.planning import discover
 from envcheck.runner.schema import ImageFacts
@@ -319,17 +319,23 @@ def publish(repository: Repository, one: PreparedProof, by: PrivateKey | Keyless
 def delete_replaced(repository: Repository, one: PreparedProof, by: PublicKey) -> list[str]:
     """Delete the older proofs of this key that the published one replaces, with their reports; return their digests.
 
-    A failed run stays: it may take back proofs of other nodes. Raise an EnvcheckError where none can be deleted.
+    A failed run stays: it may take back proofs of other nodes. So do all reports where somebody else's proof, which may
+    rest on them, is there, and everything where the new proof is not listed. Raise an EnvcheckError where none can be
+    deleted.
     """
-    image = one.image.manifest
-    listed = (read_statement(proof, image, Policy(keys=(by,))) for proof in attachments.read_proofs(repository, image))
-    stated = {proof.digest: proof.statement for proof in listed if proof.statement}
+    image, policy = one.image.manifest, Policy(keys=(by,))
+    proofs = [read_statement(proof, image, policy) for proof in attachments.read_proofs(repository, image)]
+    stated = {proof.digest: proof.statement for proof in proofs if proof.statement}
+    if one.statement not in stated.values():
+        return []
+    # What is deleted already, and has its tag still, rests on nothing.
+    alone = all(proof.refused is None or proof.refused.reason is ProofRefusal.DANGLING for proof in proofs)
     gone = [digest for digest, statement in stated.items() if _replaces(one.statement, statement)]
     kept = {statement.facts.report.digest for digest, statement in stated.items() if digest not in gone}
     reports = {stated[digest].facts.report.digest for digest in gone} - kept
     evidence = {
         artifact.descriptor.digest: REPORT_TYPE
-        for artifact in (attachments.referrers(repository, image).artifacts if gone else ())
+        for artifact in (attachments.referrers(repository, image).artifacts if gone and alone else ())
         if artifact.manifest.kind == REPORT_TYPE and {layer.digest for layer in artifact.manifest.layers} <= reports
     }
     attachments.detach(repository, image, {**dict.fromkeys(gone, BUNDLE_TYPE), **evidence})

@@ -109,12 +109,12 @@ def publish(options: PublishOptions, settings: Settings) -> int:
     done = publishing.publish(repository, prepared, by)
     judged, replaced = None, list[str]()
     try:
-        if key and options.replace:
-            replaced = publishing.delete_replaced(repository, prepared, key.public)
         if judge_by:
             # Only now: a proof may expire while somebody types a password, or while a registry is slow.
             by_now = terms(judge_by[0], node_of(report.snapshot), judge_by[1])
             judged = _read_back(repository, prepared.image.manifest, done.proof, by_now)
+        if key and options.replace and not (judged and judged.refused):
+            replaced = publishing.delete_replaced(repository, prepared, key.public)
     finally:
         _show_published(
             done, judged, replaced, as_json=options.as_json
