@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import math
 import pkgutil
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
@@ -76,7 +77,8 @@ def decide(
     """
     outcome = apply_rules(_judged(module, view, ranks), Evidence(module, view, details or {}))
     if (gpus := len(view.snapshot.gpus)) > 1:
-        summary = outcome.summary.replace(numbered("GPU", range(gpus)), f"all {gpus} GPUs")
+        every = rf"{re.escape(numbered('GPU', range(gpus)))}(?!\d)"
+        summary = re.sub(every, f"all {gpus} GPUs", outcome.summary)
         outcome = dataclasses.replace(outcome, summary=summary)
     return _with_codes(module.id, outcome)
 

@@ -237,14 +237,16 @@ def test_the_sum_says_compressed_and_on_disk_and_no_time_of_what_was_skipped() -
         path="/v", python="/v/bin/python", skipped=False, seconds=2.0, bytes_on_disk=5_000_000, **common
     )
     how = {"quiet": False, "run_options": lambda *_, **__: "", "local_name": lambda _engine, image: image}
-    first, second, third = (
-        rendered("printed/built.txt.j2", {"built": one, **how}) for one in (image, skipped, environment)
+    pushed = msgspec.structs.replace(image, pushed="r.example/a@sha256:1")
+    first, second, third, fourth = (
+        rendered("printed/built.txt.j2", {"built": one, **how}) for one in (image, skipped, environment, pushed)
     )
     assert "size    2900 MB on disk, compressed known once it is pushed\n" in first
     assert "took    1494.0 s\n" in first
     assert "size    2900 MB on disk, compressed 1200 MB\n" in second
     assert "took" not in second
     assert "size    5 MB on disk\n" in third
+    assert "size    2900 MB on disk, compressed unknown\n" in fourth
 
 
 def test_the_plan_of_a_cell_without_a_lock_checks_what_a_build_would(tmp_path: Path) -> None:

@@ -35,6 +35,12 @@ def test_a_judge_that_breaks_is_an_error_that_names_its_file(error: type[Excepti
     assert "x.py" in outcome.remedy
 
 
+def test_all_gpus_are_said_so_and_a_longer_number_is_kept() -> None:
+    listed = "GPUs 0, 1, 2, 3, 4, 5, 6 and 7"
+    outcome = decide(check_module(lambda _: passed(f"{listed}; {listed}2; {listed}.")), builders.gpu_view("h100x8"))
+    assert outcome.summary == f"all 8 GPUs; {listed}2; all 8 GPUs."
+
+
 def test_gpus_enough_one_too_few_and_none() -> None:
     two = builders.check_module("x", "env", gpus=2)
 

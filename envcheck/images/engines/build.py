@@ -288,7 +288,8 @@ def _outcome(engine: Engine, target: _Target, began: float) -> BuildResult | Bui
 def _result(engine: Engine, target: _Target, began: float) -> BuildResult:
     request, plan, existing, ended = target
     log = build_log.require_success(plan, *ended, request.timeout) if ended else None
-    image = existing or engine.inspect(plan.name)
+    # A build of another state folder on the same engine may have tagged it meanwhile, and taken the build's name away.
+    image = existing or engine.inspect(plan.name) or engine.inspect(plan.tag)
     if image is None:
         message = f"the build of {plan.tag} ended without an image"
         raise BuildError(message, fix=f"see {log}" if log else "build again")
@@ -319,16 +320,18 @@ def _approve(engine: Engine, spec: ImageSpec, plan: BuildPlan, image: ImageInfo)
     held_back = {}
     try:
         tags.require_labels(spec, image.labels, plan.name, plan.key)
-        engine.tag(image.id, plan.tag)
-        for alias in plan.aliases:
-            holder = engine.inspect(alias)
-            why = tags.held_back(holder.labels if holder else None, spec)
-            if why:
-                held_back[alias] = why
-            else:
-                engine.tag(image.id, alias)
-    finally:
+    except PromiseError:
         engine.untag(plan.name)
+        raise
+    engine.tag(image.id, plan.tag)
+    for alias in plan.aliases:
+        holder = engine.inspect(alias)
+        why = tags.held_back(holder.labels if holder else None, spec)
+        if why:
+            held_back[alias] = why
+        else:
+            engine.tag(image.id, alias)
+    engine.untag(plan.name)
     record = _record(engine, plan.key or "")
     record.parent.mkdir(parents=True, exist_ok=True)
     safe_files.replace(record, image.id.encode())

@@ -153,6 +153,34 @@ def test_an_image_that_lies_gets_no_tag_at_all(shelf: _Shelf, build_request: Tar
     assert [name for name in shelf.images if not name.startswith("localhost/envcheck/base")] == []
 
 
+def test_an_image_that_another_state_folder_tagged_meanwhile_is_found(
+    shelf: _Shelf, build_request: TargetRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_one = shelf.build_one
+
+    def taken(plan: BuildPlan, on_line: Callable[[str], None], timeout: float) -> CommandResult:
+        ended = build_one(plan, on_line, timeout)
+        shelf.images[plan.tag] = shelf.images.pop(plan.name)
+        return ended
+
+    monkeypatch.setattr(shelf, "build_one", taken)
+    built = build(shelf, build_request)
+    assert (built.id, built.skipped) == (shelf.images[built.image].id, False)
+
+
+def test_an_image_that_cannot_be_tagged_is_kept(
+    shelf: _Shelf, build_request: TargetRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(image: str, reference: str) -> None:
+        message = f"docker tag {image} {reference}: no space left on device"
+        raise UnavailableError(message, fix="")
+
+    monkeypatch.setattr(shelf, "tag", full)
+    with pytest.raises(UnavailableError, match="no space left"):
+        build(shelf, build_request)
+    assert shelf.builds[0].name in shelf.images
+
+
 def test_an_image_of_another_key_is_not_taken_for_this_one(shelf: _Shelf, build_request: TargetRequest) -> None:
     """It promises the same, and was made by other steps."""
     built = build(shelf, build_request)
