@@ -20,14 +20,20 @@ _BRANCH: Final = re.compile(r"(?P<branch>\d{3,4})(\.00)?", re.ASCII)
 # The header of nvidia-smi; from R610 on it says KMD Version and CUDA UMD Version (sgl-project/sglang#27487).
 _HEADER: Final = re.compile(r"(?:Driver|KMD) Version\s*:\s*([\d.]+)|NVRM version:.*Module.*?\s([\d.]+)\s", re.ASCII)
 # A package of Ubuntu or Debian, or its version, or a branch as NVIDIA's pages write it.
-_PACKAGED: Final = re.compile(r"(?i)(?:nvidia-(?:driver|dkms)-|[rv])?(\d{3}(?:\.\d+)*)(?:-[-+.~\w]*)?", re.ASCII)
+_PACKAGED: Final = re.compile(
+    r"(?i)(?:\d:|(?:nvidia-(?:driver|dkms|open|headless|utils)|cuda-drivers)-|[rv])?"
+    r"(?:(\d{3}(?:\.\d+)+)(?:-[-+.~\w]*)?|(\d{3})(?:-(?:server|open|headless|dkms))*)",
+    re.ASCII,
+)
 _CUDA_OF_DRIVER: Final = re.compile(r"(1\d)(\.\d)?", re.ASCII)
 _VARIANT: Final = re.compile(r"cpu|cu\d{2,3}", re.ASCII)
 _CUDA: Final = re.compile(r"\d{1,2}\.\d", re.ASCII)
 _CC: Final = re.compile(r"\d{1,2}\.\d", re.ASCII)
 _PATCH: Final = re.compile(r"^(\d+\.\d+)\.\d+$", re.ASCII)
 # As nvcc, CUDA's directories and packages, and wheels write them.
-_CUDA_WORDS: Final = re.compile(r"(?:.*\brelease |cuda[- ]?(?:toolkit-)?)(\d+)[.-](\d)\b.*", re.ASCII | re.IGNORECASE)
+_CUDA_WORDS: Final = re.compile(
+    r"\A(?:.*\brelease |cuda[- ]?(?:toolkit-)?)(\d+)[.-](\d)\b.*", re.ASCII | re.IGNORECASE | re.DOTALL
+)
 _PYTHON_WORDS: Final = re.compile(r"(?:python|py|cp) ?3\.?(\d+)", re.ASCII | re.IGNORECASE)
 _RELEASE_FIELDS: Final = 3
 _VERSIONS: Final = ("torch", "variant", "cuda", "python", "driver")
