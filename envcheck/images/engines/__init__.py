@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -25,11 +24,10 @@ from envcheck.mirrors.profiles.model import Profile
 EngineName = Literal["docker", "podman", "venv"]
 ContainerEngine = Literal["docker", "podman"]
 OWNER: Final = "envcheck.owner"
-# What makes an engine pass a node's GPUs in.
 # The devices of InfiniBand and RoCE; what NCCL registers with them is locked memory, of which most systems allow 8 MB.
 FABRIC: Final = "/dev/infiniband"
 UNLOCKED: Final = "--ulimit=memlock=-1"
-GPUS: Final = {"docker": "--gpus all", "podman": "--device nvidia.com/gpu=all"}
+GPUS: Final = {"docker": "--gpus all", "podman": "--device nvidia.com/gpu=all"}  # what has a node's GPUs passed in
 # The log is cut at 1 MB, so that a flood fills no disk.
 _LOG: Final = {
     "docker": ("--log-driver=json-file", "--log-opt=max-size=1m", "--log-opt=max-file=1"),
@@ -142,7 +140,7 @@ class Container:
 
     def _state(self) -> dict[str, Any]:
         inspected = self._engine.output("inspect", "--type=container", "--format={{json .State}}", self.id)
-        return next(_documents(inspected), {})
+        return next(subprocesses.documents(inspected), {})
 
 
 def run_options(engine: str, *, gpus: bool) -> str:
@@ -173,7 +171,7 @@ class Engine:
         """Return what one of its commands prints; its failure is an UnavailableError with its last words."""
         result = self.run(*words, timeout=timeout)
         if result.status != 0:
-            raise self.failed(words, _last(result))
+            raise self.failed(words, subprocesses.last_words(result))
         return result.output
 
     def failed(self, words: Sequence[str], why: str) -> UnavailableError:
@@ -196,7 +194,7 @@ class Engine:
             message = f"no {self.name} engine answers: {error.message}"
             raise UnavailableError(message, fix=f"install {self.name}") from error
         if result.status != 0:
-            message = f"no {self.name} engine answers: {_last(result)}"
+            message = f"no {self.name} engine answers: {subprocesses.last_words(result)}"
             fix = "start one, or set DOCKER_HOST"
             if "permission denied" in result.output:
                 fix = "add the user to the docker group, or set DOCKER_HOST"
@@ -258,15 +256,15 @@ class Engine:
         """Return what it holds under a reference or id, or None."""
         result = self.run("image", "inspect", reference)
         if result.status == 0:
-            return next((image_info(self.name, one) for one in _documents(result.output)), None)
+            return next((image_info(self.name, one) for one in subprocesses.documents(result.output)), None)
         if _NO_IMAGE.search(result.output):
             return None
-        raise self.failed(["image", "inspect", reference], _last(result))
+        raise self.failed(["image", "inspect", reference], subprocesses.last_words(result))
 
     def history(self, image: str) -> list[Layer]:
         """Return how a local image was made, the last step first."""
         printed = self.output("history", "--no-trunc", "--human=false", "--format={{json .}}", image)
-        rows = [{name.lower(): value for name, value in row.items()} for row in _documents(printed)]
+        rows = [{name.lower(): value for name, value in row.items()} for row in subprocesses.documents(printed)]
         return [Layer(bytes=_bytes(str(row.get("size") or "0")), step=str(row.get("createdby") or "")) for row in rows]
 
     def sizes(self, image: ImageInfo) -> tuple[int, int | None]:
@@ -277,7 +275,7 @@ class Engine:
 
     def pushed_bytes(self, reference: str) -> int | None:
         """Return the bytes of an image's layers in its registry; None where it does not tell."""
-        manifest = next(_documents(self.run("manifest", "inspect", reference).output), {})
+        manifest = next(subprocesses.documents(self.run("manifest", "inspect", reference).output), {})
         return sum(int(layer.get("size") or 0) for layer in manifest.get("layers") or ()) or None
 
     def has_remote(self, reference: str) -> bool:
@@ -288,7 +286,7 @@ class Engine:
         """Fetch an image from its registry."""
         result = self.run("pull", "--quiet", reference, timeout=1800)
         if result.status != 0:
-            message = f"{reference} could not be pulled: {_last(result)}"
+            message = f"{reference} could not be pulled: {subprocesses.last_words(result)}"
             raise UnavailableError(message, fix=f"try `{self.name} pull` by hand, or --base bootstrap")
 
     def import_base(self, spec: ImageSpec, packages: Sequence[str], profile: Profile) -> str:
@@ -411,21 +409,6 @@ class Engine:
 def owner() -> str:
     """Return what a container of this process is labelled with."""
     return f"{socket.gethostname()}:{os.getpid()}"
-
-
-def _last(result: CommandResult) -> str:
-    return subprocesses.last_line(result).removeprefix(": ") or "it took too long"
-
-
-def _documents(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the objects of JSON, or JSON lines, that a command printed; its warnings may stand before them."""
-    lines = text.splitlines(keepends=True)
-    start = next((number for number, line in enumerate(lines) if line[:1] in ("[", "{")), len(lines))
-    rest = "".join(lines[start:]).strip()
-    while rest[:1] in ("[", "{"):
-        value, end = json.JSONDecoder().raw_decode(rest)
-        yield from value if isinstance(value, list) else [value]
-        rest = rest[end:].lstrip()
 
 
 def _bytes(size: str) -> int:

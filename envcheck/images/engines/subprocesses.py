@@ -1,12 +1,13 @@
 """The one door to the programs that build: docker, podman, uv, mmdebstrap."""
 
+import json
 import os
 import selectors
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +29,22 @@ def last_line(result: CommandResult) -> str:
     """Return ": " and the last line that the program wrote, which mostly says why it failed; "" if it wrote nothing."""
     lines = [line.strip() for line in result.output.splitlines() if line.strip()]
     return f": {lines[-1][:200]}" if lines else ""
+
+
+def last_words(result: CommandResult) -> str:
+    """Return the last line that a program wrote; one that wrote nothing took too long."""
+    return last_line(result).removeprefix(": ") or "it took too long"
+
+
+def documents(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the objects of JSON, or JSON lines, that a command printed; its warnings may stand before them."""
+    lines = text.splitlines(keepends=True)
+    start = next((number for number, line in enumerate(lines) if line[:1] in ("[", "{")), len(lines))
+    rest = "".join(lines[start:]).strip()
+    while rest[:1] in ("[", "{"):
+        value, end = json.JSONDecoder().raw_decode(rest)
+        yield from value if isinstance(value, list) else [value]
+        rest = rest[end:].lstrip()
 
 
 def which(program: str) -> str | None:
