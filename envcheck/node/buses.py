@@ -97,9 +97,11 @@ def _bridges(bus: Path) -> list[dict[str, Any]]:
 
 
 def above(bus: Path) -> dict[str, list[str]]:
-    """Return the GPUs below each bridge, by address."""
+    """Return the GPUs below each bridge, by address, without those that are for guests and never answer here."""
     below: dict[str, list[str]] = {}
     for gpu in _gpus(bus):
+        if (gpu / "physfn").exists() or "vfio" in (gpu / "driver").resolve().name:
+            continue
         for part in gpu.resolve().parts:
             if _ADDRESS.fullmatch(part) and part != gpu.name:
                 below.setdefault(part, []).append(gpu.name)

@@ -140,6 +140,18 @@ def test_each_bridge_above_a_gpu_says_what_of_acs_is_on_and_whom_it_is_above(bus
     assert len(data) == 5
 
 
+def test_a_gpu_that_is_for_a_guest_is_below_no_bridge(bus: Path) -> None:
+    listed = bus / "sys/bus/pci/devices"
+    for gpu, name, target in (
+        ("10", "driver", "nvidia"),
+        ("11", "driver", "vfio-pci"),
+        ("20", "physfn", "0000:20:00.1"),
+    ):
+        (bus / target).mkdir()
+        (listed / f"0000:{gpu}:00.0" / name).symlink_to(bus / target)
+    assert buses.above(listed) == {f"0000:{at}.0": ["0000:10:00.0"] for at in ("00:01", "0e:00", "0f:00")}
+
+
 def test_the_64_bytes_that_are_for_everybody_are_no_answer(bus: Path) -> None:
     (bus / "sys/bus/pci/devices/0000:0f:00.0/config").write_bytes(bytes(64))
     assert "only root may read" in str(read(buses.pci_sources(bus))["pci.acs"].reason)

@@ -4,6 +4,7 @@ One that drives no GPU here leaves NVML empty (NVIDIA/open-gpu-kernel-modules#32
 """
 
 import re
+from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, matrix_facts, passed, skipped, undecided, warned, worst
 from envcheck.checks.gpu_readings import Reading, Rule, read, slot
@@ -37,7 +38,12 @@ def judge(view: View) -> Outcome:
     for bus, needed in unfit(view).items():
         text = f"the driver does not run the GPU at {{gpu}}: it needs the {needed} kernel module"
         limit, fix = Limit(needed, "", _SOURCE, "equal"), f"install the driver's {needed} kernel modules and reboot"
-        findings.append(Rule(failed, "kernel-module.unfit", text, fix, limit).at(view, bus, name))
+        apart = any(gpus for other, gpus in _needing(view, capability).items() if other != needed)
+        # It may be there for a display alone, and its module would take the others away.
+        fix, verdict = (
+            ("no module drives both: take that GPU out, or leave it unused", warned) if apart else (fix, failed)
+        )
+        findings.append(Rule(verdict, "kernel-module.unfit", text, fix, limit).at(view, bus, name))
     return worst(findings, capability.absent() or sound)
 
 
@@ -50,8 +56,8 @@ def unfit(view: View) -> dict[str, str]:
     for gpu in view.snapshot.signal("pci.gpus").value or []:
         place, written = slot(gpu["bus_id"]), str(gpu.get("device"))
         number = int(written, 16) if _ID.fullmatch(written) else 0
-        by_id = "proprietary" if number < _TURING else "open" if number >= _BLACKWELL else ""
-        need = by_id if number else told.get(place, "")
+        by_id = "proprietary" if 0 < number < _TURING else "open" if number >= _BLACKWELL else ""
+        need = by_id or told.get(place, "")
         # The module goes again where it drives no GPU, and its word stays.
         misses = need and (flavour not in (need, None) or (flavour is None and told.get(place) == need))
         if misses and gpu["driver"] in (None, "nvidia") and place not in answering:
@@ -61,10 +67,7 @@ def unfit(view: View) -> dict[str, str]:
 
 def _misfits(view: View, capability: Reading, flavour: Signal) -> list[Outcome]:
     names, findings = read(view, "name").values, []
-    too_old = capability.where(lambda cc: key(cc) < _OPEN_FROM)
-    too_new = capability.where(lambda cc: key(cc) >= _OPEN_ONLY_FROM)
-    too_new |= {gpu: capability.values.get(gpu) for gpu, name in names.items() if "GH200" in name}
-    for needed, gpus in (("proprietary", too_old), ("open", too_new)):
+    for needed, gpus in _needing(view, capability).items():
         if gpus and flavour.value is None and not _hidden(view):
             reason = f"which module is loaded is unread ({flavour.reason}); {needed} is needed"
             findings.append(undecided(reason, fix="mount /proc", code="kernel-module.unread"))
@@ -75,6 +78,14 @@ def _misfits(view: View, capability: Reading, flavour: Signal) -> list[Outcome]:
                 rule = Rule(warned, "kernel-module.misfit", text, fix, limit)
                 findings += capability.blame({gpu: flavour.value}, rule)
     return findings
+
+
+def _needing(view: View, capability: Reading) -> dict[str, dict[str, Any]]:
+    """Return the GPUs that answer and work with one of the modules alone, by that module."""
+    too_new = capability.where(lambda cc: key(cc) >= _OPEN_ONLY_FROM)
+    names = read(view, "name").values
+    too_new |= {gpu: capability.values.get(gpu) for gpu, name in names.items() if "GH200" in name}
+    return {"proprietary": capability.where(lambda cc: key(cc) < _OPEN_FROM), "open": too_new}
 
 
 def _hidden(view: View) -> bool:

@@ -52,6 +52,8 @@ def _apart(view: View, pairs: list[Pair]) -> list[Outcome]:
     linked = [{pair["a"], pair["b"]} for pair in pairs if pair["nvlink"] == "ok"]
     apart = [gpu for gpu in view.snapshot.gpus if not any(gpu.signal("index").value in ends for ends in linked)]
     models, others = {str(gpu.signal("name").value) for gpu in view.snapshot.gpus}, len(view.snapshot.gpus) - 1
+    if any("V100-SXM2" in model or "P100-SXM2" in model for model in models):
+        return []  # A hybrid cube mesh: no GPU of it has NVLinks to all others, and some have one to none of a part.
     if len(apart) != 1 or others < 2 or len(linked) != others * (others - 1) // 2 or not all(map(board, models)):  # noqa: PLR2004 (a pair)
         return []
     text = f"{label(apart[0])} reaches the others over PCIe only; they reach each other over NVLink"

@@ -139,14 +139,20 @@ def driver_failures(view: View) -> list[Outcome]:
     failures = view.snapshot.signal("kernel.driver_failures").value or []
     # The driver gives up such a GPU a line later, and its probe routine without naming it: that is one failure.
     final = [failure for failure in failures if "explains" in kernel_log.FAILURES.get(failure["kind"], {})]
-    explained = {*kernel_module.unfit(view), *(slot(failure["bus_id"]) for failure in final)}
+    unfit = kernel_module.unfit(view)
+    explained = {*unfit, *(slot(failure["bus_id"]) for failure in final)}
     explained |= {slot("")} if explained else set()
     return [
         _driver_finding(view, failure)
         for failure in failures
-        if failure["kind"] not in kernel_module.TOLD
+        if not (failure["kind"] in kernel_module.TOLD and _elsewhere(view, str(failure["bus_id"]), unfit))
         and (failure["kind"] != "start" or slot(failure["bus_id"]) not in explained)
     ]
+
+
+def _elsewhere(view: View, bus: str, unfit: dict[str, str]) -> bool:
+    """Return whether kernel-module tells of that GPU, or it answers NVML: the log's word of its module is no news."""
+    return slot(bus) in unfit or (not bus and bool(unfit)) or _answers(view, bus)
 
 
 def _driver_finding(view: View, failure: dict[str, Any]) -> Outcome:

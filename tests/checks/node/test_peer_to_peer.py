@@ -32,6 +32,12 @@ def pairs(count: int = 4, **odd: Any) -> list[dict[str, Any]]:
         (pairs(read="not supported", nvlink="ok"), FAIL, "GPU 2 - GPU 3 (not supported)"),
         # Across the sockets it has none where below a switch it has: another kind of path.
         (pairs(write="topology not supported", path="SYS"), PASS, "5 of 6 pairs with it"),
+        # GPUs 0, 1, 2 and 7 of a DGX-1, whose NVLinks are a hybrid cube mesh.
+        (
+            [{**p, "nvlink": "ok" if p["b"] < 3 else "not supported"} for p in pairs()],
+            PASS,
+            "3 over NVLink, 3 over PCIe",
+        ),
         ([{**p, "read": "chipset not supported"} for p in pairs()], SKIP, "chipset not supported"),
     ],
 )
