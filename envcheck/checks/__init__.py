@@ -179,12 +179,16 @@ def worst(findings: Iterable[Outcome], otherwise: Outcome) -> Outcome:
     )
 
 
+# What follows the name of one GPU as its verb ("is lost"), after a bracket perhaps: it fits no several.
+_OF_ONE = re.compile(r"(?: \([^)]*\))? (?:is|has|does|reaches)\b")
+
+
 def _alike(texts: Iterable[str]) -> list[str]:
     """Return the texts, where one stands for those that differ by a GPU's number: "ECC is off on GPUs 0, 1 and 2"."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for text in texts:
         before, *named = re.split(r"\bGPU (\d+)\b", text)
-        names_one = len(named) == 2  # noqa: PLR2004 (its number, and what follows)
+        names_one = len(named) == 2 and not _OF_ONE.match(named[1])  # noqa: PLR2004 (its number, and what follows)
         groups.setdefault((before, named[1]) if names_one else (text,), []).append(named[0] if names_one else "")
     together = (numbered("GPU", numbers).join(around) for around, numbers in groups.items())
     return [re.sub(r"(GPUs (?:\d+, )*\d+ and \d+) (?=\d)", r"\1: ", text) for text in together]

@@ -32,6 +32,8 @@ def test_a_finding_without_a_remedy_cannot_be_made(make: object) -> None:
             "lanes: GPUs 1 and 3: 8 of 16; lanes: GPU 4 4",
         ),
         (["GPU 0 to GPU 1 is slow", "GPU 1 to GPU 0 is slow"], "GPU 0 to GPU 1 is slow; GPU 1 to GPU 0 is slow"),
+        (["GPU 0 is lost", "GPU 1 is lost"], "GPU 0 is lost; GPU 1 is lost"),
+        (["GPU 0 (an A2) has none", "GPU 1 (an A2) has none"], "GPU 0 (an A2) has none; GPU 1 (an A2) has none"),
         (["the log is full", "GPU 2 is hot"], "the log is full; GPU 2 is hot"),
     ],
 )

@@ -56,7 +56,8 @@ def _unfit(home: str) -> list[str]:
     chosen = [os.environ.get(name, "") for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
     lacking = []
     for place in map(Path, filter(None, [chosen[0] or tempfile.gettempdir(), chosen[1] or home])):
-        there = next(above for above in (place, *place.absolute().parents) if above.exists())
+        # Path.exists raises where a directory above may not be searched.
+        there = next(above for above in (place, *place.absolute().parents) if os.path.exists(above))  # noqa: PTH110
         try:
             with tempfile.TemporaryFile(dir=str(there)) as file:
                 file.write(bytes(_ROOM))

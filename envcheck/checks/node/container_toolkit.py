@@ -38,7 +38,8 @@ def judge(view: View) -> Outcome:
     # containerd's own are named by their shim (io.containerd.runc.v2), or by a path.
     if chosen not in (None, "runc", *(docker.value or {}).get("runtimes", ())) and not re.search("[./]", str(chosen)):
         fix = f"nvidia-ctk runtime configure --runtime=docker, or take default-runtime out of {_DOCKER}; restart docker"
-        text = f"docker's default runtime {chosen} is not among its runtimes: it does not start"
+        where = "is not among its runtimes in daemon.json"
+        text = f"docker's default runtime {chosen} {where}: docker does not start unless --add-runtime names it"
         findings.append(warned(text, fix=fix, code="container-toolkit.default", culprit=_DOCKER))
     if cdi.value is None:
         reason = f"the CDI specifications cannot be read: {cdi.reason}"

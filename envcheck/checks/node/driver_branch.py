@@ -26,7 +26,7 @@ def judge(view: View) -> Outcome:
         return _unknown(driver, max((int(row.branch) for row in facts.drivers), default=0))
     if row.end_of_life is None:
         return passed(f"R{row.branch}: no end of life is known", value=driver)
-    limit = Limit(row.end_of_life, "month", f"matrix.yaml: drivers ({', '.join(row.source)})", "at most")
+    limit = Limit(row.end_of_life, "", f"matrix.yaml: drivers ({', '.join(row.source)})", "at most")
     if month > row.end_of_life:
         why, fix = (
             f"driver branch R{row.branch} ended in {row.end_of_life}",

@@ -82,10 +82,11 @@ def _generations(view: View, now: Reading, newest: Reading) -> list[Outcome]:
         if gen < (beside[names.get(gpu)] if beside else newest.values.get(gpu, gen))
         and not matrix_facts.coherent(str(names.get(gpu)))
     }
-    limit, text = Limit(best, "", _GEN), f"PCIe generation {{}}: {{{{gpu}}}} {{{{value}}}}; others {best}"
+    seen, text = max(beside.values(), default=best), "PCIe generation {}: {{gpu}} {{value}}; others {}"
+    possible, loaded = text.format("possible", best), text.format("under load", seen)
     return [
-        *newest.blame(held, Rule(warned, "pcie-link.slot", text.format("possible"), _FIX, limit)),
-        *now.blame(slower, Rule(warned, "pcie-link.generation", text.format("under load"), _FIX, limit)),
+        *newest.blame(held, Rule(warned, "pcie-link.slot", possible, _FIX, Limit(best, "", _GEN))),
+        *now.blame(slower, Rule(warned, "pcie-link.generation", loaded, _FIX, Limit(seen, "", _GEN))),
     ]
 
 

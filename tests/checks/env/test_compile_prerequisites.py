@@ -5,8 +5,10 @@ import getpass
 import importlib.util
 import os
 import sysconfig
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -100,6 +102,24 @@ def test_places_for_code_that_take_none_and_a_user_without_a_name_are_named(
     monkeypatch.setattr(getpass, "getuser", nameless)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     assert "has no name" in unfit()[-1]
+
+
+def test_a_place_below_a_directory_that_may_not_be_searched_is_looked_for_above(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, stat = machine / "closed", os.stat
+    closed.mkdir()
+
+    def denied(path: Any, *rest: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(f"{closed}/cache"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *rest, **options)
+
+    monkeypatch.setattr(os, "stat", denied)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(closed / "cache/triton"))
+    assert compile_prerequisites.measure(RANK)["unfit"] == []
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: denied(f"{dir}/cache"))  # noqa: A006 (its name)
+    assert f"{closed}: Permission denied" in compile_prerequisites.measure(RANK)["unfit"]
 
 
 @each("kind, variable, gone", [("cpu", "CXX", "g++"), ("cuda", "CC", "gcc")])
