@@ -342,7 +342,11 @@ def test_each_culprit_is_named_a_slow_rank_one_that_sends_wrong_data_and_one_tha
     cluster: dict[str, str], tmp_path: Path, torch_python: Path
 ) -> None:
     resume(cluster, tmp_path)
-    only = [word for check in ("straggler", "node-links", "collectives") for word in ("--only", check)]
+    only = [
+        word
+        for check in ("all-reduce-bandwidth", "straggler", "node-links", "collectives")
+        for word in ("--only", check)
+    ]
     step = ["srun", "-N4", "--ntasks-per-node=1", "--wait=0", sys.executable, "-m", "envcheck", "fleet", "group"]
     environment = {**cluster, "PYTHONPATH": str(Path(envcheck.__file__).parents[1])}
     python = sabotaged(tmp_path, torch_python)

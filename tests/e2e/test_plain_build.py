@@ -1,4 +1,4 @@
-"""Docker alone builds a clone: with wheels, with a mirror, or with nothing but the engine's network."""
+"""Docker alone builds a clone, with a directory of wheels or with a mirror."""
 
 import dataclasses
 import json
