@@ -66,7 +66,7 @@ def private_engine(*, keep: bool = False) -> Iterator[Engine]:
     root = unpacked()
     _sweep()
     run = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=CACHE))
-    with _guarded(run), _data(run, keep=keep) as data, _bridge(f"envcheck{os.getpid() % 10**7}") as bridge:
+    with _guarded(run), _data(run, keep=keep) as data, _bridge(_bridge_of(run)) as bridge:
         process = _spawn(root, run, data, bridge)
         try:
             yield _ready(Engine(root, run), process)
@@ -127,9 +127,14 @@ def _end(run: Path) -> None:
                 time.sleep(0.1)
             _kill_group(pid)
     _clean(run)
-    _remove_bridge(f"envcheck{int(run.name.split('-')[1]) % 10**7}")
+    _remove_bridge(_bridge_of(run))
     with contextlib.suppress(CannotStartError), _data(run, keep=True):
         pass  # taking it unmounts what is left there
+
+
+def _bridge_of(run: Path) -> str:
+    """Return the name of a start's bridge: one process may start two engines."""
+    return f"envc-{run.name.rpartition('-')[2]}"
 
 
 @contextlib.contextmanager
