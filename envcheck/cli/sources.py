@@ -37,7 +37,7 @@ _MEND: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space (`envcheck store gc`), or choose another directory"),
     errno.EIO: "the disk fails: move the store to another; `envcheck store release CELL` fetches lost files again",
 }
-# Seconds without a line in a log after which the bytes are told.
+# A log gets the number of bytes fetched after this many seconds without a line.
 _SILENT: Final = 5.0
 # What prints a line, and what is told the bytes that are there and all of them.
 Progress = tuple[Callable[[str], None], Callable[[int, int], None]]

@@ -117,7 +117,7 @@ def checked(requirements: Iterable[str]) -> list[str]:
 
 
 def read_requirements(path: Path) -> list[str]:
-    """Return the requirements of a file; ConfigError for what is none, and for options: a profile says from where."""
+    """Return a file's requirements; ConfigError for other lines and for options, as a profile names the indexes."""
     try:
         lines = safe_files.read_whole(path, 1 << 20).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -43,7 +43,7 @@ DRIVER = ("libcuda.so", "libnvidia-ml.so")
 _FOR_CUDA = re.compile(r"(nvidia-.+)-cu\d\d")
 _REINSTALL = "install that package again (pip install --force-reinstall --no-deps NAME==VERSION), or build anew"
 _NUMPY = "install the NumPy that this torch was built for: numpy<2 for torch before 2.3, else NumPy anew"
-# What loaders and Python say of an import that failed, each with a fix that installing torch again is none of.
+# Messages of the loader and of Python for a failed import, each with its fix. Reinstalling torch helps none of them.
 _KNOWN = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 _NO_FILE = re.compile(r"^(\S+): cannot open shared object file")
 

@@ -40,7 +40,7 @@ from envcheck.mirrors.store.objects import Store
 from envcheck.node import collect
 from envcheck.reports import phrases
 
-# Seconds without a new line after which the last one is told again.
+# The last line is printed again after this many seconds without a new one.
 _SILENT: Final = 5.0
 # What uv says of each file of more than 1 MiB.
 _FETCHED: Final = re.compile(r"\s*Download(?P<how>ing|ed) (?P<name>\S+)(?: \((?P<size>[\d.]+)(?P<unit>[KMG])iB\))?\s*")

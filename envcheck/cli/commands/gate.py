@@ -244,10 +244,10 @@ def _verdict(options: GateOptions, node: Boot) -> tuple[NodeVerdict, str]:
     subject, target = _subject(options)
     question = GateQuestion(subject, options.level, options.require_gpu, options.max_age)
     kept = gate.read(gate.path_of(node.node, subject))
-    if kept is not None and not gate.why_unusable(kept, question, node):
+    why = gate.why_unusable(kept, question, node) if kept is not None else "none was kept"
+    if kept is not None and not why:
         return kept, f"{node.uptime - kept.at.uptime:.0f} s ago"
     if options.kept_only:
-        why = gate.why_unusable(kept, question, node) if kept is not None else "there is none"
         message = f"no verdict to go by: {why}"
         raise UnavailableError(message, fix="health.sh or a sweep renews it while the node is idle")
     new = _run(target or _target(options), question, options.budget)
