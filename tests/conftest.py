@@ -53,6 +53,7 @@ THOROUGH = (
     "tests/e2e/test_jupyter.py",
     "tests/e2e/test_leak.py",
     "tests/e2e/test_limits.py",
+    "tests/e2e/test_plain_build.py",
     "tests/e2e/test_prefetch.py",
     "tests/e2e/test_sabotage.py",
     "tests/e2e/test_site_compose.py",
@@ -61,6 +62,7 @@ THOROUGH = (
     "tests/examples",
     "tests/faults",
     "tests/images/source_builds",
+    "tests/mirrors/fetch/test_hostile.py",
     "tests/mirrors/hub",
     "tests/mirrors/site",
     "tests/registry/test_attacks.py",
@@ -70,6 +72,7 @@ THOROUGH = (
     "tests/registry/test_killed.py",
     "tests/registry/test_podman.py",
     "tests/registry/test_secured.py",
+    "tests/runner/worker/test_lost_rank.py",
     "tests/simulated",
 )
 ROOT = Path(__file__).parents[1]
