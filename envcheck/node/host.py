@@ -35,7 +35,7 @@ _CHOSEN = re.compile(r"\[(\w+)\]")
 _GPU_MODULES = ("nvidia", "nouveau", "gdrdrv", "nv_peer_mem", "efa_nv_peermem")
 Sources = dict[str, Source]
 LOOK_AGAIN = 0.3
-STAYS = 7.0  # with what comes before, within the time that a source has
+STAYS = 10.0  # a busy disk or a loaded machine holds sound processes for seconds
 _TIME_ERROR = 5  # adjtimex(2): TIME_ERROR, the clock is not synchronised
 
 
@@ -147,7 +147,7 @@ def sources(root: Path, environ: Mapping[str, str]) -> Sources:
         "host.uptime": of_file(number, root / "proc/uptime", lambda said: float(said.split()[0]), "s"),
         "host.numa_nodes": Source(whole, lambda: len(_numbered(nodes)), nodes),
         "host.numa_cpus": Source(mapped(whole), lambda: _numa_cpus(nodes), nodes),
-        "host.stuck_processes": Source(_PROCESSES, lambda: _stuck(processes), processes),
+        "host.stuck_processes": Source(_PROCESSES, lambda: _stuck(processes), processes, longer=STAYS),
         "limits.memlock": of_file(unlimited, limits, lambda said: soft_limit(said, "Max locked memory"), "B"),
         "limits.nofile": of_file(unlimited, limits, lambda said: soft_limit(said, "Max open files"), "files"),
         "shm.total": Source(number, lambda: shutil.disk_usage(shared).total, shared, "B"),

@@ -87,13 +87,14 @@ def word(path: Path) -> str | None:
 class Source(NamedTuple):
     """One signal of the node: what `read` returns, or why it raised, or a Signal of its own; a value has to fit `type`.
 
-    `place` is what is read, a path mostly.
+    `place` is what is read, a path mostly. `longer` are seconds that it needs besides TIMEOUT.
     """
 
     type: ValueType
     read: Callable[[], Any]
     place: object
     unit: str | None = None
+    longer: float = 0.0
 
     def signal(self) -> Signal:
         """Read it."""
@@ -133,7 +134,10 @@ class ReadTask(NamedTuple):
 
 def each(sources: Mapping[str, Source]) -> list[ReadTask]:
     """Return a task for each of these signals."""
-    return [ReadTask({name: one.type}, functools.partial(_alone, name, one), TIMEOUT) for name, one in sources.items()]
+    return [
+        ReadTask({name: one.type}, functools.partial(_alone, name, one), TIMEOUT + one.longer)
+        for name, one in sources.items()
+    ]
 
 
 def together(types: Mapping[str, ValueType], read: Callable[[], dict[str, Signal]]) -> ReadTask:

@@ -6,7 +6,7 @@ from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst
 
 CHECK = Check("no process is stuck in the kernel", "quick", 0.01, signals=("host.stuck_processes",))
 
-_LIMIT = Limit(0, "processes", "proc(5): state D for 7 s, without a switch between", "at most")
+_LIMIT = Limit(0, "processes", "proc(5): state D for 10 s, without a switch between", "at most")
 _FIX = "look at /proc/{pid}/stack and at the mounts; a process that hangs in the nvidia driver needs a reboot"
 
 
