@@ -188,8 +188,13 @@ def glibc(matrix: Matrix, python: str) -> str | None:
 # NVML writes the maker and brand before a model's name, and memory, form factor, MIG slice or vGPU profile ("L40S-48Q")
 # after it.
 _MAKER: Final = frozenset({"NVIDIA", "TESLA", "GEFORCE", "GRAPHICS", "DEVICE", "GRID", "GPU", "GENERATION", "DGX"})
-_FORM: Final = re.compile(
-    r"\d+(\.\d+)?GB?|G?HBM\d\w*|GDDR\d\w*|SXM\d*|PCI-?E|NVL\d*|OAM|AC|LC|HGX|DGX|MIG|\d{1,3}[ABCQ]"
+_FORM: Final = re.compile(r"\d+(\.\d+)?GB?|G?HBM\d\w*|GDDR\d\w*|SXM\d*|PCI-?E?|NVL\d*|OAM|AC|LC|HGX|DGX|MIG|MEGA")
+# Beside a name: what product pages and people add, further columns of nvidia-smi's CSV, a vGPU's slices and profile
+# ("A100D-3-40C").
+_ASIDE: Final = re.compile(
+    r"[\u00ae\u2122]|\((?:R|TM|\d+ ?GB)\)|\bTensor Core\b|\b\d+ GB\b|(?:, (?:\d+ MiB|\d+\.[\d.]+))+$"
+    r"|(?:-\d)?-\d{1,3}[ABCQ](?:ME)?$",
+    re.IGNORECASE,
 )
 
 # lspci puts the product into the last square brackets, after the chip: "NVIDIA Corporation GA102GL [A10] (rev a1)";
@@ -202,8 +207,10 @@ _REVISION: Final = re.compile(r"\s+Rev\. \w+$")
 _COUNT: Final = re.compile(r"^\s*\d{1,3} ?[xX*\u00d7] ?(?=\D|\d{4})|(?:(?:(?<=\d)|\s)[xX*\u00d7] ?|:)\d{1,3}\s*$")
 # `nvidia-smi -L` puts the index before the name and the UUID behind it.
 _LISTED: Final = re.compile(r"GPU \d+: (?P<name>.+?)(?: \(UUID: [^)]*\))?")
-# A row of the table of `nvidia-smi`: index, name, persistence mode.
-_ROW: Final = re.compile(r"\| *\d+ +(?P<name>\S.*?) +(?:On|Off|N/A) *\|.*")
+# A row of the table of `nvidia-smi`: index, name, persistence mode (on Windows the driver's model).
+_ROW: Final = re.compile(r"\| *\d+ +(?P<name>\S.*?) +(?:On|Off|N/A|WDDM|TCC|MCDM) *\|.*")
+# It cuts long names: "RTX PRO 6000 Blac...".
+_CUT: Final = re.compile(r"( [A-Za-z]*)?\.{3}$")
 
 # A GeForce series is the first two of four digits.
 _GEFORCE: Final = 4
@@ -242,16 +249,19 @@ def find_gpu(matrix: Matrix, name: str) -> GpuModel | None:
     """
     if _APPLE.fullmatch(name):
         return None
-    model = _key(product_name(name))
-    for gpu in matrix.gpus:
-        if model in {_key(alias) for alias in (gpu.name, *gpu.aliases)}:
-            return gpu
-    wanted = {model, f"RTX{model}", f"GTX{model}"} if re.match(r"\d|PRO", model) else {model}
-    short = next((gpu for gpu in matrix.gpus if _key(gpu.name) in wanted), None)
-    named = next((row for key in sorted(wanted) if (row := _further().get(key))), None)
-    if short is not None or named is None:
-        return short
-    return _row(matrix, named)
+    known, product = _by_key(matrix), product_name(name)
+    model = _key(_CUT.sub("", product))
+    short = {f"RTX{model}", f"GTX{model}"} if re.match(r"\d|PRO|A\d{4}", model) else set()
+    found = [known[key] for key in (model, *sorted(short)) if key in known][:1]
+    if _CUT.search(product) and re.search(r"\d", model):
+        begun = [known[key] for key in known if key.startswith(model)]
+        alike = len({(row.cc, row.datacenter) for row in begun}) == 1
+        found = sorted(begun, key=lambda row: len(row.name))[:1] if alike else []
+    return _row(matrix, found[0]) if found else None
+
+
+def _by_key(matrix: Matrix) -> dict[str, GpuModel | _Named]:
+    return _further() | {_key(alias): gpu for gpu in reversed(matrix.gpus) for alias in (gpu.name, *gpu.aliases)}
 
 
 def all_gpus(matrix: Matrix) -> list[GpuModel]:
@@ -260,7 +270,7 @@ def all_gpus(matrix: Matrix) -> list[GpuModel]:
     return list({gpu.name: gpu for gpu in (*matrix.gpus, *further.values())}.values())
 
 
-def _row(matrix: Matrix, named: _Named) -> GpuModel:
+def _row(matrix: Matrix, named: GpuModel | _Named) -> GpuModel:
     row = next((gpu for gpu in matrix.gpus if gpu.name == named.name), None)
     alike = [gpu for gpu in matrix.gpus if gpu.cc == named.cc]
     drivers = [gpu.min_driver or min(gpu.first_driver.values(), key=key, default="") for gpu in alike]
@@ -282,18 +292,18 @@ def product_name(name: str) -> str:
     """Return the product in a line of lspci, `nvidia-smi -L` or `nvidia-smi`, or a name without its count."""
     listed = _LISTED.fullmatch(name.strip()) or _ROW.fullmatch(name.strip())
     if listed is not None:
-        return listed["name"]
+        return _ASIDE.sub("", listed["name"])
     brackets = [text for text in _BRACKETS.findall(name) if not _PCI_ID.fullmatch(text)]
-    return _REVISION.sub("", brackets[-1]) if brackets and "NVIDIA" in name.upper() else _COUNT.sub("", name)
+    lspci = brackets and "NVIDIA" in name.upper()
+    return _ASIDE.sub("", _REVISION.sub("", brackets[-1]) if lspci else _COUNT.sub("", name)).strip()
 
 
 def suggest(matrix: Matrix, name: str) -> list[str]:
     """Return up to five names of one generation that `name` may have been meant to be, nearest first."""
     import difflib  # noqa: PLC0415 (only for a name that is wrong)
 
-    names = {key: row.name for key, row in _further().items()}
-    names |= {_key(alias): gpu.name for gpu in matrix.gpus for alias in (gpu.name, *gpu.aliases)}
-    model = _key(product_name(name))
+    names = {key: row.name for key, row in _by_key(matrix).items()}
+    model = _key(_CUT.sub("", product_name(name)))
     near = difflib.get_close_matches(model, names, n=12, cutoff=0.65)
     near += [alias for alias in sorted(names) if model and model in alias and alias not in near]
     return list(dict.fromkeys(names[alias] for alias in near if _one_generation(model, alias)))[:5]
