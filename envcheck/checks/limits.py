@@ -79,7 +79,9 @@ def of_rate(check: str, rate: float, note: str = "", **where: Any) -> dict[str, 
     row = find(check, **where)
     if row is None:
         return None
-    scaled = {bound: round(row[bound] * rate, 2) for bound in ("fail", "warn")}
+    scaled: dict[str, Any] = {
+        bound: round(row[bound] * rate, 2) for bound in ("fail", "warn", "ceiling") if bound in row
+    }
     return {**row, **scaled, "unit": "GB/s", "source": f"{row['source']}; here {note or f'of {rate:g} GB/s'}"}
 
 

@@ -20,6 +20,7 @@ UNITS = {
     "a day",
     "of the start",
     "of the ports' rate",
+    "of the links' rate",
     "of one GPU",
 }
 

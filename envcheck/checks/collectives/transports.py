@@ -273,11 +273,11 @@ def _capability(gpu: Any) -> tuple[int, ...]:
 
 def rate(view: View) -> float | None:
     """Return what the fastest GPU's links carry one way in GB/s, None where NVML does not say of each GPU."""
-    rates = [rate for gpu in view.snapshot.gpus if (rate := _of_one(gpu)) is not None]
+    rates = [rate for gpu in view.snapshot.gpus if (rate := of_one(gpu)) is not None]
     return max(rates) if rates and len(rates) == len(view.snapshot.gpus) else None
 
 
-def _of_one(gpu: Any) -> float | None:
+def of_one(gpu: Any) -> float | None:
     """Return what a GPU's links carry one way in GB/s; None where NVML cannot tell, as of a virtual machine's slot."""
     read = gpu.signal("nvlinks_active")
     links, speed, gen, width = (

@@ -1,7 +1,8 @@
 """One link of many is slow, or a pair of GPUs takes the long way round: every ring goes through it.
 
 Each ordered pair is timed alone, so that links do not share; judged by what this model reaches over NVSwitch where that
-is known, reported elsewhere. `details.matrix` holds GB/s (1e9) from row to column.
+is known, else by what its links carry to a switch; reported elsewhere. `details.matrix` holds GB/s (1e9) from row to
+column.
 """
 
 from __future__ import annotations
@@ -120,6 +121,7 @@ def _share(pair: Pair) -> float:
 
 def _pair(view: View, entry: Measured, source: int, target: int) -> Pair:
     from envcheck.checks import limits
+    from envcheck.checks.collectives import transports
 
     names, models = entry["gpus"], entry["models"]
     ends = [gpu_speed.uuid(names[source]), gpu_speed.uuid(names[target])]
@@ -128,6 +130,9 @@ def _pair(view: View, entry: Measured, source: int, target: int) -> Pair:
     row = limits.find("peer-bandwidth", gpu=models[source], transport=link) if alike else None
     if row is not None and gpu_speed.links_up(view, *ends) < row["links"]:
         row = None  # 12 of 18 links is some clouds' design; check nvlink says so
+    carried = [transports.of_one(gpu) or 0.0 for gpu in view.snapshot.gpus if gpu.uuid in ends]
+    if row is None and link == "nvswitch" and all(carried):
+        row = limits.of_rate("peer-over-switches", min(carried))
     where = f"{names[source]} -> {names[target]}"
     return {"where": where, "ends": ends, "rate": entry["matrix"][source][target], "row": row, "link": link}
 

@@ -106,6 +106,22 @@ def test_each_collective_on_each_side_of_its_own_limits(
             assert outcome.summary.startswith(name)
 
 
+def test_over_switches_what_has_no_row_is_warned_of_far_below_its_links(node: Node) -> None:
+    log = {
+        "lines": 90,
+        "version": "2.27.3",
+        "network": "Socket",
+        "nvls": {"available": True, "used": True, "trouble": None},
+    }
+    for name in NAMES:
+        ranks = entries(3, {"rest": 200.0, name: 150.0})
+        for rank, entry in enumerate(ranks):
+            edges = {f"{rank}>{(rank + 1) % 3}": ["P2P/CUMEM"]}
+            entry["nccl"] = {**log, "edges": edges, "algorithms": {}, "settings": {}}
+        outcome = collective_bandwidth.judge(node("h100x8"), ranks)
+        assert outcome.status == (PASS if name == "all-to-all" else WARN), (name, outcome)
+
+
 def test_the_slowest_collective_is_the_value_and_every_curve_is_told(node: Node) -> None:
     outcome = collective_bandwidth.judge(node("h100x8"), entries(8, {"rest": 340.0, "all-to-all": 79.0}))
     assert (outcome.status, outcome.value, outcome.unit) == (PASS, pytest.approx(79.0), "GB/s")

@@ -80,12 +80,27 @@ def test_what_has_no_known_limit_is_reported_and_never_fails(
     slow = rates(names, 9.0)
     for other in (
         node("h100x8"),  # nothing says that these hang on switches
-        put_gpu(view, range(8), nvlinks_active=12),  # by design in some clouds
+        put_gpu(view, range(8), nvlinks_active=12, nvlink_speed=None),
         put_gpu(view, range(8), nvlink_remotes=["gpu"] * 18),
     ):
         outcome = peer_bandwidth.judge(other, [slow])
         assert (outcome.status, outcome.value, "no limit known" in outcome.summary) == (PASS, 9.0, True)
-    assert peer_bandwidth.judge(view, [rates(names, 9.0, model="NVIDIA L40S")]).status == PASS
+
+
+def test_a_pair_over_switches_without_a_row_is_warned_of_far_below_what_its_links_carry(
+    named: tuple[View, list[str]], put_gpu: Node
+) -> None:
+    fewer = put_gpu(named[0], range(8), nvlinks_active=12, nvlink_speed=25000.0)  # by design in some clouds
+    whole = put_gpu(named[0], range(8), nvlinks_active=18, nvlink_speed=25000.0)
+    for view, model, rate, status in (
+        (fewer, H100, 105.0, PASS),  # 0.35 of 12 links of 25 GB/s
+        (fewer, H100, 104.0, WARN),
+        (fewer, H100, 451.0, ERROR),
+        (whole, "NVIDIA H20", 157.0, WARN),
+        (whole, "NVIDIA H20", 158.0, PASS),
+    ):
+        outcome = peer_bandwidth.judge(view, [rates(named[1], 160.0, rate, model)])
+        assert outcome.status == status, (rate, outcome)
 
 
 def probe(*wrong: Any, **entry: Any) -> list[Entry]:
