@@ -232,9 +232,11 @@ class _ExtensionJudge:
             return Lack(text, "extensions-loaded.import", f"install {self.extension.name} again")
         # A library of its own that lacks another is refused itself, and says why.
         own = {path.rpartition("/")[2] for path in (*trial.mapped, *trial.alone, *trial.refused)}
-        return self._library(error.library) if error.library and error.library not in own else None
+        return (
+            self._library(error.library, brought=error.brought) if error.library and error.library not in own else None
+        )
 
-    def _library(self, library: str) -> Lack:
+    def _library(self, library: str, *, brought: bool) -> Lack:
         text, driver = f"needs {library}, which the loader does not find", native_library.is_drivers(library)
         if driver and not self.gpu:
             return Lack(text, "extensions-loaded.cpu-only", "")
@@ -242,6 +244,9 @@ class _ExtensionJudge:
             if self.extension.name in LAZY and not self.cuda:
                 text += ": torch is for the CPU, and it runs without its native part"
                 return Lack(text, "extensions-loaded.cpu-torch", "")
+            if brought:  # bitsandbytes-foundation/bitsandbytes#1905
+                fix = f"the environment has it: put its directory on LD_LIBRARY_PATH, or {self._fitting()}"
+                return Lack(text, "extensions-loaded.missing-library", fix)
             fix = f"the wheel was built for another CUDA than torch: {self._fitting()}"
             return Lack(text, "extensions-loaded.cuda-major", fix)
         fix = f"install what brings {library}, or put its directory on LD_LIBRARY_PATH"

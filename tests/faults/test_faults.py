@@ -49,6 +49,7 @@ def told_rightly(row: Row, identity: str, result: Any) -> None:
         assert one[:2] == (status, code)
         assert one[2].startswith(culprit)
     assert actual["remedy"] or row["status"] == "error", actual
+    assert row.get("remedy", "") in actual["remedy"]
     assert blankless(actual["remedy"]) in result.printed
     assert (result.code, result.verdict["exit_code"]) == (row.get("exit", EXIT[row["status"]]),) * 2
     assert identity in result.verdict["sentence"] or EXIT[row["status"]] != result.code or not result.code
@@ -226,7 +227,7 @@ def test_the_catalogue_is_large_enough_and_says_each_thing_once() -> None:
     assert {row["check"] for row in FAULTS} <= {*CHECKS, "runner"}
     assert {row["status"] for row in FAULTS} <= {"fail", "warn", "error"}
     fields = {"fault", "machine", "node", "gpus", "gone", "environment", "promises", "measured", "sabotage", "rank"}
-    fields |= {"earlier", "repeated", "check", "status", "culprit", "findings", "also", "exit"}
+    fields |= {"earlier", "repeated", "check", "status", "culprit", "remedy", "findings", "also", "exit"}
     assert {key for row in FAULTS for key in row} <= fields
 
 

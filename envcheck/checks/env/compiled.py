@@ -39,7 +39,7 @@ LIMIT = checks.Limit(
 
 
 # What a compiler says itself; torch's own headline is "CppCompileError: C++ compile error".
-_COMPILER_ERROR = re.compile(r"\berror: ")
+_COMPILER_ERROR = re.compile(r"\berror: |\bfatal\s*: ")
 
 
 def measure(rank: Rank) -> Measured:
@@ -134,6 +134,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         return skipped(summary, missing=entry["missing"], code="compiled.prerequisites")
     if entry.get("broke"):
         fix = "see TORCH_LOGS=inductor; a devel image compiles"
+        if "for option 'gpu-name'" in entry["broke"]:  # triton-lang/triton#8539
+            fix = "set TRITON_PTXAS_PATH (newer: TRITON_PTXAS_BLACKWELL_PATH) to a ptxas that knows this GPU"
         return failed(f"torch.compile broke: {entry['broke']}", fix=fix, code="compiled.broke")
     errors = entry.get("errors") or {}
     if not errors or entry.get("missing") != []:

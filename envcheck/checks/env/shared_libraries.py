@@ -73,7 +73,7 @@ def measure(rank: Rank) -> Measured:
         "numpy": _numpy(torch),
         "loaded_twice": {name: paths for name, paths in _by_name(mapped).items() if len(paths) > 1},
         "beside": _beside(site, [*known, *map(str, Path(sys.prefix, "lib").glob("lib*.so*"))]),
-        "taken": _beside(site, [*mapped, *preferred]),
+        "taken": [*_beside(site, [*mapped, *preferred]), *_parts(site, [*known, *preferred])],
         "stubs": sorted({path for path in [*known, *_on_path()] if "/stubs/" in path and "/libcuda.so" in path}),
     }
 
@@ -125,6 +125,14 @@ def _beside(site: Path, named: Iterable[str]) -> list[str]:
     matches = ((path, TWICE.match(Path(path).name)) for path in named)
     alike = {path for path, match in matches if match and match[1] in brought and not path.startswith(f"{site}/")}
     return sorted(path for path in alike if os.path.realpath(path) not in theirs)
+
+
+def _parts(site: Path, named: Iterable[str]) -> list[str]:
+    """Return parts of cuDNN that the wheel's own opens by name and does not bring (pytorch/pytorch#188892, #185512)."""
+    own = {path.name.partition(".so")[0]: path for path in site.glob("nvidia/*/lib/libcudnn*.so*")}
+    opened = own["libcudnn_graph"].read_bytes() if "libcudnn_graph" in own else b""
+    matches = ((path, TWICE.match(Path(path).name)) for path in named)
+    return sorted({path for path, match in matches if match and match[1] not in own and match[1].encode() in opened})
 
 
 def _on_path(name: str = "libcuda.so*") -> list[str]:
@@ -242,7 +250,7 @@ def _elsewhere(entry: Measured) -> list[Outcome]:
     taken = entry.get("taken", entry.get("beside"))
     if not isinstance(taken, list):
         return [undecided("it is not known which libraries are taken", code="libraries.unmeasured")]
-    fix = "take its directory out of LD_LIBRARY_PATH, LD_PRELOAD or ld.so.conf: the wheels bring theirs"
+    fix = "uninstall it, or take its directory out of LD_LIBRARY_PATH, LD_PRELOAD or ld.so.conf: wheels bring theirs"
     summary = f"{', '.join(taken[:3])} is taken for the wheel's own"
     return [_finding(warned, summary, fix, len(taken), "libraries.beside", taken[0], taken=taken)] if taken else []
 

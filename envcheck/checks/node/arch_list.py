@@ -7,8 +7,8 @@ from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped
 from envcheck.checks import matrix_facts as facts
 from envcheck.checks.gpu_readings import about as of_gpu
 from envcheck.checks.gpu_readings import label, lost
-from envcheck.matrix.facts.model import Matrix, key
-from envcheck.matrix.resolver.verdict import OK, driver_verdict, runs_on
+from envcheck.matrix.facts.model import key
+from envcheck.matrix.resolver.verdict import MINOR, OK, driver_verdict, runs_on
 from envcheck.node.snapshot import Gpu
 
 CHECK = Check("torch carries code for every GPU of this node", "quick", gpus=1)
@@ -62,19 +62,26 @@ def _one(view: View, gpu: Gpu, listed: list[str]) -> list[Outcome]:
     else:
         return []
     limit = Limit(f"code for {cc}", "", SOURCE, "equal")
-    return [failed(why, fix=_alternatives(matrix, torch, cc), value=listed, limit=limit, code=code, **about)]
+    return [failed(why, fix=_alternatives(view, torch, cc), value=listed, limit=limit, code=code, **about)]
 
 
-def _alternatives(matrix: Matrix, torch: str, cc: str) -> str:
-    """Return the wheels with SASS for this GPU: of the same torch, else of the newest one that has any."""
+def _alternatives(view: View, torch: str, cc: str) -> str:
+    """Return the wheels with SASS for this GPU, host and driver: of the same torch, else of the newest that has any."""
+    matrix, datacenter = facts.matrix(view), facts.datacenter(view)
+    arch, driver = (view.snapshot.signal(name).value for name in ("host.arch", "driver.version"))
     releases = sorted(matrix.torch, key=lambda row: key(row.torch), reverse=True)
     same = [row for row in releases if row.torch == torch.partition("+")[0]]
-    for release in (*same, *releases):
-        variants = [
-            variant.variant
-            for variant in release.variants
-            if variant.cuda and any(runs_on(matrix, b.sass or [], [], cc, variant.cuda) for b in variant.builds)
-        ]
-        if variants:
-            return f"install torch {release.torch} as {' or '.join(variants)}; see `envcheck resolve --cc {cc}`"
-    return f"no wheel runs on compute capability {cc}: build torch for it, or use another GPU"
+    fitting = [
+        (release.torch, variant.variant, str(variant.cuda))
+        for release in (*same, *releases)
+        for variant in release.variants
+        if variant.cuda
+        and any(runs_on(matrix, b.sass or [], [], cc, variant.cuda) for b in variant.builds if arch in (None, b.arch))
+    ]
+    if not fitting:
+        return f"no wheel runs on compute capability {cc}: build torch for it, or use another GPU"
+    runs = (OK, MINOR)
+    now = [row for row in fitting if not driver or driver_verdict(matrix, row[2], str(driver), datacenter).name in runs]
+    newest, newer = (now or fitting)[0][0], "" if now else " with a newer driver"
+    names = dict.fromkeys(variant for release, variant, _ in now or fitting if release == newest)
+    return f"install torch {newest} as {' or '.join(names)}{newer}; see `envcheck resolve --cc {cc}`"

@@ -9,7 +9,14 @@ from envcheck.node.snapshot import Signal
 CHECK = Check("NVML opens; the kernel module and the driver's libraries are of one version", "quick")
 
 _FIX = "reboot, or unload and load the nvidia modules with no GPU process left; then restart the containers"
-_REOPEN = "look at `dmesg` for the nvidia modules; in a container, restart it (systemd may have revoked its devices)"
+_REOPEN = (
+    "look at `dmesg` for the nvidia modules (on a new kernel build them: dkms autoinstall; for Secure Boot sign them:"
+    " mokutil --import); in a container, restart it (systemd may have revoked its devices)"
+)
+_WINDOWS = (
+    "in Windows: `wsl --update`, a driver in WDDM mode (nvidia-smi -g 0 -dm 0; TCC has no WSL); in WSL, remove Linux's"
+    " own driver (apt remove 'libnvidia-compute-*' 'nvidia-utils-*')"
+)
 _WEDGED = "the driver hangs: `dmesg` and `ps -eo stat,wchan:20,args` (state D) show where; reboot the node"
 _HALF = "in a container, pass the driver in whole: --gpus all with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 _SOURCE = "NVML_ERROR_LIB_RM_VERSION_MISMATCH: the NVML and the kernel module of a driver only work together"
@@ -23,7 +30,7 @@ def judge(view: View) -> Outcome:
         text = f"kernel module {kernel.value or 'unknown'}, NVML {nvml.value or 'unknown'}: {opening.reason}"
         return failed(text, fix=_FIX, value=nvml.value, limit=limit, code="driver-nvml.mismatch")
     if nvml.value is not None and opening.reason:
-        fix = _WEDGED if opening.why == "timed-out" else _REOPEN
+        fix = _WEDGED if opening.why == "timed-out" else _WINDOWS if matrix_facts.wsl(view) else _REOPEN
         return failed(f"NVML does not open: {opening.reason}", fix=fix, code="driver-nvml.closed")
     if kernel.value is None or nvml.value is None:
         return _one_side(view, kernel, nvml, opening.reason)

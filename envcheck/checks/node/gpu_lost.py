@@ -94,7 +94,7 @@ def _silent(view: View, devices: list[dict[str, Any]]) -> Outcome:
     if any(gpu["driver"] == "nvidia" for gpu in devices):
         text = f"{counted(count, 'GPU')} on the bus, and NVML does not answer: {reason}"
         return undecided(text, fix="see driver-nvml", code="gpu-lost.nvml-silent")
-    fix = "install NVIDIA's driver and blacklist nouveau; inside a container, pass the driver in (--gpus all)"
+    fix = "install NVIDIA's driver or load it (see driver-nvml), blacklist nouveau; in a container use --gpus all"
     bound = checks.Limit(count, "GPUs", _SOURCE)
     made: dict[str, Any] = {"fix": fix, "value": 0, "limit": bound, "code": "gpu-lost.other-driver"}
     findings = []

@@ -17,6 +17,7 @@ CHECK = Check("torch sees every GPU that NVML sees, less those hidden on purpose
 
 _SILENT = "CUDA shows fewer, without an error"
 _FIX = "compare the driver with torch's CUDA (check driver-cuda); in a container use --gpus all with `compute`"
+_INSTANCES = "make instances (`nvidia-smi mig -cgi PROFILE -C`) and name one in CUDA_VISIBLE_DEVICES, or switch MIG off"
 _COMPARE = "compare `nvidia-smi -L` inside and outside the container"
 _SOURCE = "NVML's device count, after CUDA_VISIBLE_DEVICES (CUDA C++ Programming Guide, environment variables)"
 
@@ -36,20 +37,22 @@ def judge(view: View) -> Outcome:
     expected = parse(hiding.get(NAME), uuids)
     about: dict[str, Any] = {"value": visible, "unit": "GPUs"}
     about["limit"] = Limit(expected.gpus or len(uuids), "GPUs", _SOURCE, "equal")
-    if visible == 0 or visible < expected.gpus:
+    # CUDA shows a process one MIG instance, of however many (pytorch/pytorch#102715, #130181).
+    sliced = all(_sliced(view.snapshot))
+    if visible == 0 or visible < (1 if sliced else expected.gpus):
         findings = _unseen(view, visible, [uuids[index] for index in expected.chosen if isinstance(index, int)], about)
         return worst(findings, findings[0])
     strangers = _strangers(view.snapshot, _named(view))
     if not strangers and visible > max(expected.gpus, len(uuids)):
         text = f"torch sees {counted(visible, 'GPU')}, NVML only {len(uuids)}"
         strangers = [undecided(text, fix=_COMPARE, code="gpu-visible.more")]
-    hidden = f", {len(uuids) - visible} hidden by {NAME}" if visible < len(uuids) else ""
+    hidden = f", {len(uuids) - visible} hidden by {'MIG' if sliced else NAME}" if visible < len(uuids) else ""
     return worst(strangers, passed(f"torch sees {visible} of {counted(len(uuids), 'GPU')}{hidden}", **about))
 
 
 def _unseen(view: View, visible: int, expected: list[str], about: dict[str, Any]) -> list[Outcome]:
     (cause, fix), named = _cause(view), _named(view)
-    told_apart = visible > 0 and len(named) == visible and not _sliced(view.snapshot)
+    told_apart = visible > 0 and len(named) == visible and not any(_sliced(view.snapshot))
     missing = [gpu for gpu in view.snapshot.gpus if told_apart and gpu.uuid in expected and gpu.uuid not in named]
     about = {**about, "fix": fix}
     text = f"NVML sees {counted(len(view.snapshot.gpus), 'GPU')}, torch {visible}: {cause}"
@@ -58,9 +61,9 @@ def _unseen(view: View, visible: int, expected: list[str], about: dict[str, Any]
     return each or [failed(text, code="gpu-visible.fewer", **about)]
 
 
-def _sliced(snapshot: Snapshot) -> bool:
-    """Return whether MIG is on for any GPU: torch's UUIDs are not the GPUs' then."""
-    return any(gpu.signal("mig_mode").value == "on" for gpu in snapshot.gpus)
+def _sliced(snapshot: Snapshot) -> list[bool]:
+    """Return of each GPU whether MIG is on: torch's UUIDs are not the GPUs' then."""
+    return [gpu.signal("mig_mode").value == "on" for gpu in snapshot.gpus]
 
 
 def _named(view: View) -> list[str]:
@@ -69,7 +72,7 @@ def _named(view: View) -> list[str]:
 
 def _strangers(snapshot: Snapshot, named: list[str]) -> list[Outcome]:
     known, text = {gpu.uuid for gpu in snapshot.gpus}, "torch's device {} is none that NVML knows"
-    strange = [uuid for uuid in named if uuid not in known and not _sliced(snapshot)]
+    strange = [uuid for uuid in named if uuid not in known and not any(_sliced(snapshot))]
     return [undecided(text.format(u), fix=_COMPARE, code="gpu-visible.stranger", culprit=u) for u in strange]
 
 
@@ -80,6 +83,8 @@ def _cause(view: View) -> tuple[str, str]:
         return f"torch {view.environment['torch']} is a CPU wheel", fix
     if environment.get(NAME) is not None:
         return f"{NAME} is {environment[NAME]!r}", f"unset {NAME}"
+    if not error and any(_sliced(view.snapshot)):
+        return "MIG is on, and CUDA shows no instance of it", _INSTANCES
     fix = error.fix if error else _FIX
     if environment.get("NVIDIA_VISIBLE_DEVICES") in ("", "void", "none"):
         return f"NVIDIA_VISIBLE_DEVICES is {environment['NVIDIA_VISIBLE_DEVICES']!r}", fix
