@@ -93,7 +93,10 @@ def usual(readings: list[list[int]]) -> Link:
 def _one(view: View, entry: Measured) -> Any:
     where = f"rank {entry['rank']} ({entry.get('name')}, {entry['device']})"
     readings = entry.get("readings") or []
-    if not readings or not all(_sane(reading) for reading in readings):
+    if not readings or not all(
+        isinstance(one, list) and len(one) == len(Link._fields) and all(isinstance(n, int) and n > 0 for n in one)
+        for one in readings
+    ):
         why = entry.get("unreadable") or "the readings have an unexpected type"
         summary = f"{where}: no link was read: {why}"
         return undecided(summary, code="pcie.unread", culprit=gpu_speed.culprit(entry))
@@ -109,10 +112,6 @@ def _one(view: View, entry: Measured) -> Any:
     if view.snapshot.signal("host.hypervisor").value is True:
         tell, summary = warned, f"{summary}; a virtual machine may show another link"
     return tell(summary, fix=_FIX, limit=_ALL, code="pcie.link-below-its-rate", **details)
-
-
-def _sane(reading: Any) -> bool:
-    return isinstance(reading, list) and len(reading) == 2 and all(isinstance(n, int) and n > 0 for n in reading)  # noqa: PLR2004 (generation, lanes)
 
 
 def _most(view: View, entry: Measured) -> Link | None:

@@ -92,12 +92,14 @@ def _conda(name: str) -> list[RecordedFile]:
         data = json.loads(path.read_text(encoding="utf-8"))
         if key(str(data.get("name"))) in names:
             rows = (data.get("paths_data") or {}).get("paths") or []
-            files += [_in_prefix(prefix, row, name) for row in rows if row.get("path_type") not in MADE]
+            files += [
+                RecordedFile(
+                    prefix / row["_path"], "sha256", row.get("sha256_in_prefix") or row.get("sha256") or "", name
+                )
+                for row in rows
+                if row.get("path_type") not in MADE
+            ]
     return [listed for listed in files if listed.path.suffix != ".pyc"]
-
-
-def _in_prefix(prefix: Path, row: dict[str, Any], owner: str) -> RecordedFile:
-    return RecordedFile(prefix / row["_path"], "sha256", row.get("sha256_in_prefix") or row.get("sha256") or "", owner)
 
 
 def _digest(listed: RecordedFile) -> str:
