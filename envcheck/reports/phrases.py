@@ -33,9 +33,9 @@ _LONGEST = 6
 
 
 def quantity(value: Any, unit: str) -> str:
-    """Return a value as a person reads it: four digits or all before the point, bytes in MiB."""
+    """Return a value as a person reads it: four digits or all before the point, bytes in MiB or GiB."""
     if unit in BYTES and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return f"{value / 2**20:,.0f} MiB" if value >= 2**20 else f"{value} B"
+        return size(value) if value >= 2**20 else f"{value} B"
     if isinstance(value, float):
         if unit == "s" and 0 < value < _MILLI:
             return f"{value * 1e6:.4g} µs"
@@ -117,15 +117,17 @@ def last_words(log: str) -> str:
 
 
 def findings(outcome: OutcomeRow) -> list[str]:
-    """Return a line for each finding, where there is more than one: status, code, culprit, what, value and remedy."""
-    return _cut([_finding(finding) for finding in outcome.findings]) if len(outcome.findings) > 1 else []
+    """Return a line for each of several findings: status, what, value; code, culprit, remedy if not the outcome's."""
+    return _cut([_finding(finding, outcome) for finding in outcome.findings]) if len(outcome.findings) > 1 else []
 
 
-def _finding(finding: FindingRow) -> str:
-    head = " ".join(filter(None, (finding.status, finding.code, finding.culprit)))
+def _finding(finding: FindingRow, outcome: OutcomeRow) -> str:
+    known = ("", outcome.code, outcome.culprit)
+    head = " ".join((finding.status, *(said for said in (finding.code, finding.culprit) if said not in known)))
     held = f"; limit {bound(finding)}" if finding.limit else ""
     value = "" if finding.value is None else f" ({quantity(finding.value, finding.unit)}{held})"
-    return f"{head}: {finding.summary}{value}{f'. What to do: {finding.remedy}' if finding.remedy else ''}"
+    remedy = f". What to do: {finding.remedy}" if finding.remedy not in ("", outcome.remedy) else ""
+    return f"{head}: {finding.summary}{value}{remedy}"
 
 
 def attempts(outcome: OutcomeRow) -> list[str]:
@@ -184,6 +186,8 @@ def facts(report: RunReport) -> list[tuple[str, str]]:
     """Return what ran on what, each with its title; what is not known, or does not apply, is left out."""
     load = "" if report.host.load is None else f", load {report.host.load:.1f} at the start"
     machine = f"{report.host.system} {report.host.kernel} {report.host.arch}"
+    # As people write a time: 2026-11-21 09:00:00 UTC.
+    when = f"{report.started} to {report.ended or 'never: it was cut short'}"
     told = [
         ("host", f"{report.host.name} ({machine}), {counted(report.host.cpus, 'core')}{load}"),
         ("ran on", hardware(report)),
@@ -192,7 +196,7 @@ def facts(report: RunReport) -> list[tuple[str, str]]:
         ("with", environment(report.environment) or "unknown"),
         ("cell", report.promises.get("cell", "")),
         ("resolved", report.resolution or ""),
-        ("when", f"{report.started} to {report.ended or 'never: it was cut short'}, level {report.plan.level}"),
+        ("when", f"{when.replace('T', ' ').replace('+00:00', ' UTC')}, level {report.plan.level}"),
         ("took", f"{duration(seconds(report))}"),
         ("evidence", made_up(report)),
         ("never ran", ", ".join(unfinished(report))),
@@ -243,7 +247,7 @@ def conclusion(report: RunReport) -> str:
     if not decided:
         return sentence
     first = decided[0]
-    others = f"First {first.id}: " if len(decided) > 1 else ""
+    others = f"The first of them, {first.id}: " if len(decided) > 1 else ""
     remedy = f" What to do: {_sentence(first.remedy)}" if first.remedy else ""
     return f"{_sentence(sentence)} {_sentence(others + first.summary)}{remedy}"
 

@@ -61,7 +61,7 @@ def test_a_spread_says_how_often_what_and_from_where_to_where() -> None:
         "0.5 / 1 / 2.25 GB/s",
     )
     memory = Spread(rounds=1, statuses={"pass": 1}, told_in=1, smallest=1 << 20, median=1 << 21, largest=1 << 30)
-    assert phrases.spread(timed("a", 1.0, 1.0, unit="B", spread=memory)) == ("1 pass", "1 MiB / 2 MiB / 1,024 MiB")
+    assert phrases.spread(timed("a", 1.0, 1.0, unit="B", spread=memory)) == ("1 pass", "1 MiB / 2 MiB / 1 GiB")
     assert phrases.spread(timed("a", 1.0, 1.0, spread=Spread(rounds=1, statuses={"pass": 1}, told_in=1))) == (
         "1 pass",
         "",

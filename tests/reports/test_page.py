@@ -77,14 +77,16 @@ def test_the_verdict_comes_first_then_what_is_wrong(report: MakeReport) -> None:
 
 
 def test_what_was_only_reported_and_long_logs_are_folded_and_digests_are_short(report: MakeReport) -> None:
-    digest = f"sha256:{'ab' * 32}"
-    only = structs.replace(SLOW, id="seen", status="pass", limit=None, summary=f"of {digest}")
+    digest, uuid = f"sha256:{'ab' * 32}", "GPU-0000000a-1111-4000-8000-00000000000a"
+    only = structs.replace(SLOW, id="seen", status="pass", limit=None, summary=f"of {digest} on {uuid}")
     lost = row("lost", "error", remedy="look", log="\n".join(f"line {n}" for n in range(9)))
     read = page(report(SLOW, only, lost))
     measured = read[read.index("<h2>Measured") :]
     fold = measured.index("measured, and not judged")
     assert measured.index("nccl: bus bandwidth") < fold < measured.index("seen: bus bandwidth")
-    assert f'of <span class="digest" title="{digest}">{digest}</span>' in read
+    for name in (digest, uuid):
+        assert f'<span class="digest" title="{name}">{name}</span>' in read
+    assert re.search(r"\.digest \{[^}]*user-select: all", read), "no script copies it: a click selects all of it"
     assert "<dd>line 8<details><summary>9 lines</summary><pre>line 0\n" in read
     quick = structs.replace(
         SLOW, value=0.0004, unit="s", limit=LimitRow(value=0.5, unit="s", source="", kind="at most")
@@ -134,8 +136,8 @@ def test_a_gpu_that_a_finding_names_is_marked_in_its_row(report: MakeReport) -> 
     rows = re.findall(r"<tr><td>(\d)</td>.*?</tr>", page(report(bad, snapshot=Snapshot("", {}, gpus))))
     assert rows == ["0", "1"]
     text = page(report(bad, snapshot=Snapshot("", {}, gpus)))
-    assert re.search(r'GPU-1</span></td><td class="status fail">ecc</td>', text)
-    assert re.search(r"GPU-0</span></td><td>none</td>", text)
+    assert '<tr><td>1</td><td class="status fail">ecc</td>' in text
+    assert "<tr><td>0</td><td>none</td>" in text
 
 
 def test_what_could_not_be_read_off_a_gpu_says_why(report: MakeReport) -> None:

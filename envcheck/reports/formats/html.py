@@ -24,8 +24,8 @@ _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 _NAMES: Final = 6
 # A value or limit of so many characters is not wrapped.
 _SHORT: Final = 16
-# The style cuts a digest short; one click takes all of it.
-_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+# The style cuts a digest or a GPU's UUID short; one click selects all of it.
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # More lines of a log than this are folded away.
 _LOG: Final = 4
 # Signals by column; a second one stands behind a slash: what is, of what could be.
@@ -115,7 +115,7 @@ def page(report: RunReport) -> str:
 def _verdict(report: RunReport) -> str:
     counted = [(word, report.verdict.counts.get(word)) for word in phrases.WORST_FIRST]
     counts = "".join(f'<span class="status {word}">{count} {word}</span>' for word, count in counted if count)
-    first = "".join(f"<p>{text(line)}</p>" for line in phrases.first(report))
+    first = "".join(f"<p>{prose(line)}</p>" for line in phrases.first(report))
     sentence = f"<h1>{text(report.verdict.sentence)}</h1>"
     head = f'{sentence}<p class="counts">{counts}</p>{first}{definitions(phrases.facts(report))}'
     return f'<header class="verdict {report.verdict.status}">{head}</header>\n'
@@ -139,13 +139,12 @@ def _gpus(report: RunReport) -> str:
     for number, uuid in enumerate(phrases.uuids(report)):
         gpu = gpus.get(uuid, Gpu(uuid))
         model = str(gpu.signal("name").value or visible.get(uuid, "?"))
-        index, identity = text(phrases.gpu_index(gpu, number)), _short(text(uuid))
-        first = f'<td>{index}</td><td>{text(model)}</td><td class="uuid">{identity}</td>'
+        first = f"<td>{text(phrases.gpu_index(gpu, number))}</td>{_blame(blamed[uuid])}<td>{text(model)}</td>"
         read = "".join(_read(gpu, names) for names in shown.values())
-        rows.append(f"<tr>{first}{_blame(blamed[uuid])}{read}</tr>\n")
+        rows.append(f'<tr>{first}<td class="uuid">{_short(text(uuid))}</td>{read}</tr>\n')
     if not rows:
         return ""
-    head = "".join(f'<th scope="col">{text(title)}</th>' for title in ("GPU", "model", "UUID", "findings", *shown))
+    head = "".join(f'<th scope="col">{text(title)}</th>' for title in ("GPU", "findings", "model", "UUID", *shown))
     table = f'<table class="gpus"><thead><tr>{head}</tr></thead>\n<tbody>{"".join(rows)}</tbody></table>'
     return f"<h2>GPUs</h2>\n{wide(table, 'GPUs')}\n"
 
@@ -169,10 +168,8 @@ def _read(gpu: Gpu, names: tuple[str, ...]) -> str:
 
 
 def _plain(value: Any, unit: str | None) -> str:
-    number = phrases.number(value)
-    if number is None:
-        return str(value)
-    return f"{number / 2**20:,.0f}" if unit == "B" else f"{number:g}"
+    is_size = unit == "B" and phrases.number(value) is not None
+    return f"{value / 2**20:,.0f}" if is_size else phrases.quantity(value, "")
 
 
 def _checks(report: RunReport) -> str:
