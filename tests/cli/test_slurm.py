@@ -5,8 +5,12 @@ Nothing of the host's is used: keys, sockets, ports, logs and state are the test
 """
 
 import contextlib
+import datetime as dt
+import functools
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import socket
@@ -43,6 +47,10 @@ NODE = "NodeName={name} NodeHostname={name} NodeAddr={address} Port={port} CPUs=
 BRIDGE, NET = f"ec{os.getpid() % 10**7}", f"10.{64 + os.getpid() % 61}.{os.getpid() % 251}"
 NETWORK = {"B": BRIDGE, "NET": NET, "CPU": str(CPU)}
 SCRIPT = Path(__file__).parents[1] / "data/slurm-nodes.sh"
+DOCS = Path(__file__).parents[2] / "docs/fleet.md"
+# This envcheck, also where the working directory is another one.
+ENVCHECK, SOURCE = [sys.executable, "-m", "envcheck"], {"PYTHONPATH": str(Path(envcheck.__file__).parents[1])}
+RUN = ["run", "--python", sys.executable, "--level", "static"]
 
 
 def network(what: str) -> None:
@@ -109,8 +117,10 @@ def keep(
     summary: str = "",
     age: float = 0.0,
     python: str = sys.executable,
+    *,
+    of_node: bool = True,
 ) -> None:
-    """Keep a verdict for a node, in the place of the one that it has; a failure is one of its hardware."""
+    """Keep a verdict for a node, in the place of the one that it has; a failure is one of its hardware, or not."""
     subject = GatedEnvironment(kind="python", name=python, state=fingerprint(Path(python)))
     at = this_boot({"SLURMD_NODENAME": name})
     made = NodeVerdict(
@@ -121,7 +131,7 @@ def keep(
         status=status,
         check=check,
         summary=summary,
-        of_node=status == "fail",
+        of_node=of_node and status == "fail",
         again=(check,) if check else (),
     )
     with pytest.MonkeyPatch.context() as patched:
@@ -174,7 +184,10 @@ def until(ready: Callable[[], bool], at: Path) -> None:
 
 
 def test_the_rendered_prolog_decides_and_its_reason_stays(cluster: dict[str, str], tmp_path: Path) -> None:
-    """A fresh pass lets a job in; a fresh failure drains with its reason, and leaves a batch job to start again."""
+    """A fresh pass lets a job in; a fresh failure drains with its reason, and leaves a batch job to start again.
+
+    A stale verdict, none, and a fault of the environment drain nothing.
+    """
     state = Path(cluster["ENVCHECK_HOME"])
     assert slurm(cluster, "srun", "-w", "n1", "true").returncode == 0
     keep(state, "n2", "fail", check="gpu-visible", summary="7 of 8 GPUs")
@@ -194,6 +207,10 @@ def test_the_rendered_prolog_decides_and_its_reason_stays(cluster: dict[str, str
     assert slurm(cluster, "srun", "-w", "n4", "--immediate=20", "true").returncode == 0
     keep(state, "n1", "pass", age=10_000.0)
     assert slurm(cluster, "srun", "-w", "n1", "--immediate=20", "true").returncode == 0
+    keep(state, "n1", "fail", check="installed-files", summary="a file of torch is changed", of_node=False)
+    assert slurm(cluster, "srun", "-w", "n1", "--immediate=20", "true").returncode == 0
+    shutil.rmtree(state)
+    assert slurm(cluster, "srun", "-w", "n[1,4]", "-N2", "--immediate=20", "true").returncode == 0
     states = [node(cluster, name) for name in ("n1", "n4")]
     assert not any("drain" in state for state in states), states
 
@@ -213,7 +230,7 @@ def test_a_node_that_was_repaired_runs_the_next_job_after_one_command(
         until(lambda: "drain" in node(cluster, "n2"), tmp_path)
         slurm(cluster, "scancel", job)
         slurm(cluster, "scontrol", "update", "nodename=n3", "state=drain", "reason=a fan")
-        gate_of = [sys.executable, "-m", "envcheck", "fleet", "gate", "--recheck"]
+        gate_of = [*ENVCHECK, "fleet", "gate", "--recheck"]
         for name, words in (("n2", "n2 passed again (requirements), and is resumed"), ("n3", "not resumed: it is dr")):
             done = slurm({**cluster, "SLURMD_NODENAME": name}, *gate_of)
             assert (done.returncode, words in done.stdout) == (0, True), done.stdout + done.stderr
@@ -224,12 +241,48 @@ def test_a_node_that_was_repaired_runs_the_next_job_after_one_command(
         render(at, "prolog.sh")
 
 
-def test_the_rendered_sweep_leaves_a_report_a_node(cluster: dict[str, str], tmp_path: Path) -> None:
+def test_the_rendered_sweep_says_a_line_a_node_and_leaves_reports_for_one_page_and_metrics(
+    cluster: dict[str, str], tmp_path: Path
+) -> None:
+    """What docs/fleet.md has a timer start reads them: one node by two names, one whose report is old, one absent."""
     resume(cluster, tmp_path)
     render(tmp_path, "sweep.sbatch")
-    slurm(cluster, "sbatch", "--wait", "-o", str(tmp_path / "out"), str(tmp_path / "sweep.sbatch"), timeout=250)
-    actual = {path.name for path in (tmp_path / "reports").glob("*/*.json")}
-    assert actual == {f"{name}.json" for name in NODES}, (tmp_path / "out").read_text()
+    environment = {**cluster, **SOURCE, "ENVCHECK_RUN_ONLY": "open-files"}
+    slurm(environment, "sbatch", "--wait", "-o", str(tmp_path / "out"), str(tmp_path / "sweep.sbatch"), timeout=250)
+    output = (tmp_path / "out").read_text()
+    [reports] = (tmp_path / "reports").iterdir()
+    found = {path.stem: json.loads(path.read_text()) for path in reports.glob("*.json")}
+    assert set(found) == {*NODES}, output
+    told, _, whole = output.partition(": 4 of 4 nodes passed\n")
+    assert sorted(line.split(": ")[:2] for line in told.splitlines()[:-1]) == [[name, "PASS"] for name in NODES], told
+    assert whole.startswith("use now: n[1-4]\n"), output
+    # On its node's own command line a run knows the host's name alone, and that may be the full one.
+    full = "hostname n1.site; unset SLURMD_NODENAME; exec " + shlex.join([*ENVCHECK, *RUN, "-o", f"{reports}/"])
+    done = slurm(environment, "srun", "-w", "n1", "unshare", "--uts", "sh", "-c", full)
+    assert (reports / "n1.site.json").exists(), done.stdout + done.stderr
+    for number in range(5, 10):  # fewer than eight nodes have no outliers
+        plant(reports, found["n1"], f"n{number}")
+    plant(reports, found["n2"], "n2", hours=48)
+    [timed] = re.findall(r"^ExecStart=\S+/envcheck (.*)$", DOCS.read_text(), re.MULTILINE)
+    places = {"/shared/reports": str(reports), "n[1-1000]": "n[1-10]", "/srv/www": str(tmp_path)}
+    places["/var/lib/prometheus/node-exporter"] = str(tmp_path)
+    words = functools.reduce(lambda text, place: text.replace(*place), places.items(), timed).split()
+    fleet = json.loads(slurm(environment, *ENVCHECK, *words, "--json").stdout)
+    states = {"pass": 8, "fail": [], "error": [], "missing": ["n10"], "stale": ["n2"]}
+    assert (fleet["nodes"], fleet["outliers"], fleet["verdict"]["good"]) == (states, [], "n[1,3-9]"), fleet
+    metrics = (tmp_path / "envcheck-fleet.prom").read_text()
+    for line in ('s{state="pass"} 8.0', '_state{node="n1",state="pass"} 1.0', '_state{node="n2",state="stale"} 1.0'):
+        assert f"envcheck_fleet_node{line}\n" in metrics, metrics
+    assert (tmp_path / "fleet.html").exists()
+
+
+def plant(reports: Path, report: dict[str, Any], name: str, hours: float = 0) -> None:
+    """Write a report as of another node, or as of a run that ended so long before."""
+    times = {at: dt.datetime.fromisoformat(report[at]) - dt.timedelta(hours=hours) for at in ("started", "ended")}
+    place = {**report["host"]["place"], "node": name}
+    made = {**report, "host": {**report["host"], "place": place}}
+    made |= {at: when.isoformat() for at, when in times.items()}
+    (reports / f"{name}.json").write_text(json.dumps(made))
 
 
 def test_slurmd_calls_the_rendered_epilog_and_health_program(cluster: dict[str, str], tmp_path: Path) -> None:
@@ -250,12 +303,21 @@ SABOTAGE = Path(__file__).parents[1] / "fleet/group/sabotage"
 
 
 @pytest.mark.torch
-def test_the_rendered_group_of_sound_nodes_passes(cluster: dict[str, str], tmp_path: Path, torch_python: Path) -> None:
+def test_the_rendered_group_of_sound_nodes_passes_also_with_a_cpu_quota_on_one(
+    cluster: dict[str, str], tmp_path: Path, torch_python: Path
+) -> None:
     resume(cluster, tmp_path)
-    render(tmp_path, "group.sbatch", python=str(torch_python))
-    chosen = {"ENVCHECK_FLEET_GROUP_ONLY": "node-links"}  # one check is enough to see them meet
+    render(tmp_path, "group.sbatch", python=str(sabotaged(tmp_path, torch_python, "n2")))
+    chosen = {"ENVCHECK_FLEET_GROUP_ONLY": "node-links,straggler"}  # enough to see them meet, and the quota
+    quota = CPU / f"{BRIDGE}-n2/cpu.cfs_quota_us"
+    if quota.exists():
+        chosen["QUOTA_OF_RANKS"] = str(quota)
     job = ["sbatch", "--wait", "-o", str(tmp_path / "out"), str(tmp_path / "group.sbatch")]
-    sent = slurm({**cluster, **chosen}, *job, timeout=250)
+    try:
+        sent = slurm({**cluster, **chosen}, *job, timeout=250)
+    finally:
+        if quota.exists():
+            quota.write_text("-1")
     output = (tmp_path / "out").read_text()
     assert sent.returncode == 0, output + sent.stderr
     found = {path.name: json.loads(path.read_text()) for path in (tmp_path / "reports").glob("*/*.json")}
@@ -264,6 +326,8 @@ def test_the_rendered_group_of_sound_nodes_passes(cluster: dict[str, str], tmp_p
     outcomes = {outcome["id"]: outcome for outcome in found["group.json"]["outcomes"]}
     assert outcomes["node-links"]["details"]["nodes"] == NODES
     assert "4 nodes came" in outcomes["group-formed"]["summary"]
+    if quota.exists():
+        assert "CPU quota" in outcomes["straggler"]["summary"], outcomes["straggler"]
 
 
 def sabotaged(at: Path, torch_python: Path, only: str = "") -> Path:
@@ -276,26 +340,14 @@ def sabotaged(at: Path, torch_python: Path, only: str = "") -> Path:
     return at / "python"
 
 
-def pairs(cluster: dict[str, str], at: Path, nodes: str, python: Path, *checks: str, timeout: str = "60s") -> Any:
+def pairs(cluster: dict[str, str], at: Path, nodes: str, python: Path, *checks: str, **more: str) -> Any:
     """Return the verdict of `fleet pairs`, whose roll-call and groups have these checks alone."""
-    only = {"ENVCHECK_RUN_ONLY": "open-files", "ENVCHECK_FLEET_GROUP_ONLY": " ".join(checks)}
+    only = {"ENVCHECK_RUN_ONLY": "open-files", "ENVCHECK_FLEET_GROUP_ONLY": ",".join(checks)}
     # What starts on a node is `envcheck` on PATH.
     path = {"PATH": f"{Path(sys.executable).parent}:{cluster['PATH']}"}
-    given = [
-        "--nodes",
-        nodes,
-        "--python",
-        str(python),
-        "--timeout",
-        timeout,
-        "--state",
-        str(at / "state.json"),
-        "--json",
-    ]
-    command = [sys.executable, "-m", "envcheck", "fleet", "pairs", *given]
-    done = slurm(
-        {**cluster, **only, **path, "PYTHONPATH": str(Path(envcheck.__file__).parents[1])}, *command, timeout=280
-    )
+    given = ["--nodes", nodes, "--python", str(python), "--timeout", "60s", "--state", str(at / "state.json"), "--json"]
+    environment = {**cluster, **only, **path, **SOURCE, **more}
+    done = slurm(environment, *ENVCHECK, "fleet", "pairs", *given, timeout=280)
     assert done.stdout, done.stderr
     return json.loads(done.stdout)["verdict"]
 
@@ -327,7 +379,8 @@ def test_pairs_names_the_node_whose_rank_dies_and_the_one_that_is_down(
     slurm(cluster, "scontrol", "update", "nodename=n3", "state=down", "reason=a fan")
     try:
         python = sabotaged(tmp_path, torch_python, "n4")
-        verdict = pairs(cluster, tmp_path, "n[1-4]", python, "collectives", timeout="25s")
+        # srun itself waits for a node that is down, each time until the test's time is over.
+        verdict = pairs(cluster, tmp_path, "n[1-4]", python, "collectives", SLURM_IMMEDIATE="5")
     finally:
         slurm(cluster, "scontrol", "update", "nodename=n3", "state=resume")
     assert (verdict["exit_code"], verdict["blame"], verdict["good"]) == (3, [], "n[1-2]"), verdict
@@ -342,15 +395,13 @@ def test_each_culprit_is_named_a_slow_rank_one_that_sends_wrong_data_and_one_tha
     cluster: dict[str, str], tmp_path: Path, torch_python: Path
 ) -> None:
     resume(cluster, tmp_path)
-    only = [
-        word
-        for check in ("all-reduce-bandwidth", "straggler", "node-links", "collectives")
-        for word in ("--only", check)
-    ]
-    step = ["srun", "-N4", "--ntasks-per-node=1", "--wait=0", sys.executable, "-m", "envcheck", "fleet", "group"]
-    environment = {**cluster, "PYTHONPATH": str(Path(envcheck.__file__).parents[1])}
+    checks = "all-reduce-bandwidth", "straggler", "node-links", "collectives"
+    only = [word for check in checks for word in ("--only", check)]
+    step = ["srun", "-N4", "--ntasks-per-node=1", "--wait=0", *ENVCHECK, "fleet", "group"]
     python = sabotaged(tmp_path, torch_python)
-    done = slurm(environment, *step, "--python", str(python), *only, "-o", f"{tmp_path}/reports/", timeout=280)
+    done = slurm(
+        {**cluster, **SOURCE}, *step, "--python", str(python), *only, "-o", f"{tmp_path}/reports/", timeout=280
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     found = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "reports").glob("*.json")}
     whole = {outcome["id"]: outcome for outcome in found["group"]["outcomes"]}
@@ -361,31 +412,10 @@ def test_each_culprit_is_named_a_slow_rank_one_that_sends_wrong_data_and_one_tha
     assert "SIGKILL" in whole["collectives"]["summary"]
     statuses = {name: found[name]["verdict"]["status"] for name in NODES}
     assert statuses == {"n1": "error", "n2": "error", "n3": "fail", "n4": "error"}
-    said = slurm(cluster, sys.executable, "-m", "envcheck", "fleet", "report", f"{tmp_path}/reports", "--json").stdout
+    said = slurm(cluster, *ENVCHECK, "fleet", "report", f"{tmp_path}/reports", "--json").stdout
     fleet = json.loads(said)
     assert (fleet["verdict"]["good"], fleet["nodes"]["fail"]) == ("n[1-2]", ["n3"]), said
     assert "SIGKILL" in fleet["reasons"]["n4"]
-
-
-@pytest.mark.torch
-def test_a_cpu_quota_of_one_node_is_no_fault_of_it(cluster: dict[str, str], tmp_path: Path, torch_python: Path) -> None:
-    resume(cluster, tmp_path)
-    only = [word for check in ("straggler", "node-links") for word in ("--only", check)]
-    step = ["srun", "-N2", "-w", "n[1-2]", "--ntasks-per-node=1", sys.executable, "-m", "envcheck", "fleet", "group"]
-    environment = {**cluster, "PYTHONPATH": str(Path(envcheck.__file__).parents[1])}
-    limit = CPU / f"{BRIDGE}-n2/cpu.cfs_quota_us"
-    if not limit.exists():
-        pytest.skip("no control group of version 1 for CPU time")
-    limit.write_text("20000")
-    try:
-        options = ["--python", str(torch_python), *only, "-o", f"{tmp_path}/reports/"]
-        done = slurm(environment, *step, *options, timeout=280)
-    finally:
-        limit.write_text("-1")
-    whole = json.loads((tmp_path / "reports/group.json").read_text())["outcomes"]
-    by_id = {outcome["id"]: outcome for outcome in whole}
-    assert "CPU quota" in by_id["straggler"]["summary"], done.stdout + done.stderr
-    assert (by_id["node-links"]["status"], by_id["straggler"]["status"]) == ("pass", "warn")
 
 
 def test_each_node_has_a_name_an_address_and_memory_of_its_own(cluster: dict[str, str]) -> None:

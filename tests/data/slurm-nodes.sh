@@ -11,9 +11,9 @@ node() {
 }
 without() { ip netns del $B-n$i; rmdir $CPU/$B-n$i; }
 port() { ip netns exec $B-n$i tc qdisc "$@" dev eth0 root; }
-# The network and not the CPUs that all share decides a speed; n2 has a fifth of it.
+# The network and not the CPUs that all share decides a speed; n2 has a quarter of it.
 limited() {
-  [ $i = 2 ] && rate=120mbit || rate=600mbit
+  [ $i = 2 ] && rate=300mbit || rate=1200mbit
   ip netns exec $B-n$i tc qdisc add dev eth0 root tbf rate $rate burst 256kb latency 200ms
 }
 case $1 in

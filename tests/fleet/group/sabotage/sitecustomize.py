@@ -36,12 +36,19 @@ def _dead(dist: Any) -> None:
     dist.broadcast = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _held(_: Any) -> None:
+    """Give the node a fifth of a CPU, no sooner than this: the import of torch would take five times as long."""
+    with open(os.environ["QUOTA_OF_RANKS"], "w") as quota:  # noqa: PTH123 (pathlib is one import more for each rank)
+        quota.write("20000")
+
+
 def _sabotaged() -> int:
     pid = _fork()
     if pid == 0 and "torch" in sys.modules:
         import torch.distributed as dist  # noqa: PLC0415 (it is there in a rank alone)
 
-        {"n2": _slow, "n3": _wrong, "n4": _dead}.get(os.environ.get("SLURMD_NODENAME", ""), lambda _: None)(dist)
+        does = {"n2": _held if "QUOTA_OF_RANKS" in os.environ else _slow, "n3": _wrong, "n4": _dead}
+        does.get(os.environ.get("SLURMD_NODENAME", ""), lambda _: None)(dist)
     return pid
 
 
