@@ -17,24 +17,15 @@ from envcheck.cli.shared import process
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
 from envcheck.mirrors.net.waits import announced
 
-# The commands in the sections of --help, the groups of commands with their help, and where a command is.
+# The commands in the sections of --help, the groups of commands with their help, where a command is, other words.
 _TABLE: Final = msgspec.json.decode(Path(__file__).with_name("commands.json").read_bytes())
 # What people type first, by the name that it has here.
-_MEANT: Final = {
-    **dict.fromkeys(("validate", "check", "test", "verify", "doctor"), "run"),
-    **dict.fromkeys(("install", "create", "setup"), "build"),
-    **dict.fromkeys(("list", "ls", "search", "cells"), "images"),
-    **dict.fromkeys(("info", "which", "compatible"), "resolve"),
-    **dict.fromkeys(("download", "get"), "fetch"),
-    **dict.fromkeys(("push", "upload"), "publish"),
-    **dict.fromkeys(("show", "html", "junit", "compare"), "report"),
-    **dict.fromkeys(("slurm", "kubernetes", "cluster", "nodes"), "fleet"),
-}
+_MEANT: Final = {word: name for name, words in _TABLE["meant"].items() for word in words}
 # What the envcheck of an image comes without (pyproject.toml, the group `image`).
 _HOST_ONLY: Final = {"cryptography", "docker", "jinja2", "urllib3", "uv"}
 
 
-class LazyGroup(click.Group):
+class _LazyGroup(click.Group):
     """Commands in sections, each imported when it runs: `modules` says where it is, if not in a file of its name.
 
     With a default the group is itself a command: words that begin with no command's name are those of the default.
@@ -49,11 +40,9 @@ class LazyGroup(click.Group):
         self.described = {name: line for section in sections.values() for name, line in section.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
-        """Return the names of the commands."""
         return list(self.described)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (click's signature)
-        """Return a command, its module imported; None for a name that no command has."""
         if cmd_name not in self.described:
             return None
         if group := GROUPS.get(f"{self.path} {cmd_name}".strip()):
@@ -65,7 +54,6 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the words name; suggest one for a word that is nearly a name."""
         if args and args[0] not in self.described:
             import difflib  # here, as a start that names its command needs none
 
@@ -76,16 +64,13 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the default's name before words that name no command."""
         return super().parse_args(ctx, self.with_command(args))
 
     def with_command(self, args: list[str]) -> list[str]:
-        """Return the words with the default's name before them, unless they name a command or ask for help."""
         named = not self.default or (args and args[0] in (*self.described, "-h", "--help"))
         return args if named else [self.default, *args]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options of the default, or the group's own, then the commands, without importing one of these."""
         default = self.get_command(ctx, self.default)
         if default:
             default.format_options(ctx, formatter)
@@ -94,17 +79,16 @@ class LazyGroup(click.Group):
             super().format_options(ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write the list of the commands, a section below each heading."""
         widest = max(map(len, self.described))
         for heading, described in self.sections.items():
             with formatter.section(heading):
                 formatter.write_dl([(name.ljust(widest), line) for name, line in described.items()])
 
 
-def _group(path: str, *, help: list[str], described: Mapping[str, str], **table: Any) -> LazyGroup:  # noqa: A002 (click's name)
+def _group(path: str, *, help: list[str], described: Mapping[str, str], **table: Any) -> _LazyGroup:  # noqa: A002 (click's name)
     words: dict[str, Any] = {"subcommand_metavar": "[CELL]... | COMMAND [ARGS]..."} if "default" in table else {}
     name = path.rpartition(" ")[2]
-    return LazyGroup(path=path, name=name, help="\n".join(help), sections={"Commands": described}, **words, **table)
+    return _LazyGroup(path=path, name=name, help="\n".join(help), sections={"Commands": described}, **words, **table)
 
 
 GROUPS: Final = {path: _group(path, **table) for path, table in _TABLE["groups"].items()}
@@ -123,7 +107,7 @@ class PipeClosedError(Exception):
     """Whoever read our output has gone."""
 
 
-class _Program(LazyGroup):
+class _Program(_LazyGroup):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -183,9 +167,20 @@ def _status() -> int:
 
 def line_and_code(error: Exception) -> tuple[str, int]:
     """Return what is said of an error that ends a command, and its exit code."""
-    if isinstance(error, (click.ClickException, EnvcheckError, OSError)):
-        return _message_and_code(error)
-    return _unexpected(error)
+    if isinstance(error, EnvcheckError):
+        return str(error), error.exit_code
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}; check the path, its rights and the free space", ConfigError.exit_code
+    if not isinstance(error, click.ClickException):
+        return _unexpected(error)
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "envcheck"
+    message = " ".join(error.format_message().split()).rstrip(".")
+    of_all = {option for parameter in cli.params for option in parameter.opts}
+    if isinstance(error, click.NoSuchOption) and context is not None and error.option_name in of_all:
+        return f"{message}; it belongs before the command: `envcheck {error.option_name} ...`", error.exit_code
+    return f"{message}; see `{path} --help`", error.exit_code
 
 
 def _unexpected(error: Exception) -> tuple[str, int]:
@@ -240,18 +235,3 @@ def _closed(status: int) -> int:
 def _say(line: str, status: int) -> int:
     process.say(line)
     return status
-
-
-def _message_and_code(error: click.ClickException | EnvcheckError | OSError) -> tuple[str, int]:
-    if isinstance(error, EnvcheckError):
-        return str(error), error.exit_code
-    if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror or error}; check the path, its rights and the free space", ConfigError.exit_code
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "envcheck"
-    message = " ".join(error.format_message().split()).rstrip(".")
-    of_all = {option for parameter in cli.params for option in parameter.opts}
-    if isinstance(error, click.NoSuchOption) and context is not None and error.option_name in of_all:
-        return f"{message}; it belongs before the command: `envcheck {error.option_name} ...`", error.exit_code
-    return f"{message}; see `{path} --help`", error.exit_code

@@ -14,13 +14,18 @@ import re
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as type_hints
 
 import click
+import msgspec
 
 from envcheck.cli import Settings
-from envcheck.errors import EnvcheckError
+from envcheck.cli.shared.process import say
+from envcheck.errors import EnvcheckError, refuse
+
+if TYPE_CHECKING:
+    from envcheck.runner.local_python import Target
 
 _Struct = TypeVar("_Struct")
 _HostArch = Literal["x86_64", "aarch64"]
@@ -30,7 +35,7 @@ DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
 EXISTING_DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, exists=True)
 # Host architectures as people and Docker name them.
 ARCHS: Final[dict[str, _HostArch]] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
-_NUMBER: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]?)")
+_NUMBER: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]{0,2})")
 
 
 class Option:
@@ -56,9 +61,41 @@ ImagesDirectory = Annotated[Path | None, Option("--images", "Where the cells are
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JsonOption:
-    """The options of a command that has this one alone."""
+    """The option of a command that programs read; it stands last."""
 
     as_json: Annotated[bool, Option("--json", "Print JSON.")] = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReleaseOptions:
+    """The options of a command that asks for releases."""
+
+    torch: Annotated[str | None, Option('A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".', metavar="REQ")] = None
+    cuda: Annotated[
+        str | None,
+        Option("--cuda", "--variant", "The wheel's CUDA: 12.8, or as its name says it.", metavar="X.Y|cuNNN|cpu"),
+    ] = None
+    python: Annotated[str | None, Option("Python version, e.g. 3.12 or 3.13t.", metavar="X.Y")] = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnvironmentOptions:
+    """The options of a command that checks an environment."""
+
+    python: Annotated[str | None, Option("The interpreter, or environment, to check.", metavar="PATH")] = None
+    image: Annotated[str | None, Option("A local image to check; --python is in it.", metavar="REF")] = None
+    require_gpu: Annotated[bool, Option("Fail if there is no GPU, instead of skipping.")] = False
+
+    def target(self, shm_size: str = "8g") -> "Target":
+        """Return what is checked; warn of an environment that others may change, and root would run."""
+        from envcheck.runner import container, local_python
+
+        if self.image is not None:
+            return container.ContainerTarget(self.image, python=self.python, shm_size=shm_size)
+        chosen = local_python.choose_python(Path(self.python) if self.python else None)
+        if why := local_python.others_may_change(chosen.python):
+            say(f"warning: {why}, and root runs it; run as that user, or give --python an environment of root's")
+        return local_python.LocalPython(local_python.answering(chosen))
 
 
 class _WithUnit(click.ParamType[float]):
@@ -66,25 +103,21 @@ class _WithUnit(click.ParamType[float]):
 
     units: ClassVar[dict[str, int]]
     wanted: ClassVar[str]
+    any_case = False  # and with a B
 
     def __init__(self, *, zero: bool = False) -> None:
         self._zero = zero
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number in the smallest unit; anything else is a usage error."""
-        match = _NUMBER.fullmatch(self.normal(str(value).strip()))
-        number = float(match[1]) * self.units.get(match[2], -1) if match else -1.0
+        match = _NUMBER.fullmatch(str(value).strip())
+        unit = match[2] if match and not self.any_case else match[2].upper().removesuffix("B") if match else ""
+        number = float(match[1]) * self.units.get(unit, -1) if match else -1.0
         if number < 0 or (number == 0 and not self._zero):
             self.fail(f"{value!r} is not a {self.name}: write {self.wanted}", param, ctx)
         return number
 
-    @staticmethod
-    def normal(text: str) -> str:
-        """Return the text with its unit as `units` has it."""
-        return text
-
     def written(self, number: float | None) -> str | None:
-        """Return a default as people type it: 600 is "10m"."""
+        # A default as people type it: 600 is "10m".
         if not number:
             return None if number is None else "0"
         factor, unit = max((factor, unit) for unit, factor in self.units.items() if number % factor == 0)
@@ -105,16 +138,12 @@ class Size(_WithUnit):
     name = "size"
     units: ClassVar[dict[str, int]] = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
     wanted = "50G for 50 000 000 000 bytes"
+    any_case = True
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return whole bytes; anything else is a usage error."""
         size = int(super().convert(value, param, ctx))
         return size if size or self._zero else self.fail(f"{value!r} is less than a byte", param, ctx)
-
-    @staticmethod
-    def normal(text: str) -> str:
-        """Return "50G" for "50gb"."""
-        return text.upper().removesuffix("B")
 
 
 class FiniteRange(click.FloatRange):
@@ -124,6 +153,13 @@ class FiniteRange(click.FloatRange):
         """Return the number; anything else is a usage error."""
         number = float(super().convert(value, param, ctx))
         return number if math.isfinite(number) else self.fail(f"{value!r} is not a number", param, ctx)
+
+
+def exclusive(**given: object) -> None:
+    """Refuse options of which more than one is given; their names are without dashes."""
+    names = [f"--{name}" for name, value in given.items() if value]
+    if len(names) > 1:
+        refuse(f"{' and '.join(names)} exclude each other", "give one of them")
 
 
 def architecture(platform: str) -> _HostArch:
@@ -188,8 +224,15 @@ class _Argument(_Given, click.Argument):
 
 
 class _Command(click.Command):
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_help_text(ctx, formatter)
+        texts = msgspec.yaml.decode(Path(__file__).with_name("help.yaml").read_bytes(), type=dict[str, str])
+        if more := texts.get(ctx.command_path.partition(" ")[2]):
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(more.replace("\\b", "\b"))
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, those that few people need under a heading of their own."""
         options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
         for heading, advanced in (("Options", False), ("Advanced", True)):
             shown = [one.get_help_record(ctx) for one in options if getattr(one, "advanced", False) == advanced]
@@ -216,7 +259,8 @@ def command_with(
                 ctx.exit(status)
 
         hints = type_hints(struct, include_extras=True)
-        fields = dataclasses.fields(struct)  # type: ignore[arg-type]  # a dataclass
+        is_last = "as_json" if issubclass(struct, JsonOption) else ""
+        fields = sorted(dataclasses.fields(struct), key=lambda field: field.name == is_last)  # type: ignore[arg-type]  # a dataclass
         parameters = [_parameter(field, hints[field.name]) for field in fields]
         names = [field.name for field in fields]
         for parameter in parameters[names.index(advanced) :] if advanced else []:

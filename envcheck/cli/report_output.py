@@ -12,9 +12,11 @@ import click
 
 from envcheck import safe_files
 from envcheck.cli.options import Option
-from envcheck.errors import ConfigError, refuse
+from envcheck.cli.shared.process import say
+from envcheck.errors import refuse
 from envcheck.reports.formats import named
 from envcheck.reports.model import RunReport
+from envcheck.runner import launcher
 from envcheck.runner.launcher import Place
 
 DEFAULT: Final = Path("envcheck-report.json")
@@ -111,8 +113,10 @@ def destination(
     except OSError as error:
         if output is None:
             return None
-        message = f"cannot write to {path.parent}: {error.strerror}"
-        raise ConfigError(message, fix=f"give --{option} a file in a directory that exists and is yours") from error
+        refuse(
+            f"cannot write to {path.parent}: {error.strerror}",
+            f"give --{option} a file in a directory that exists and is yours",
+        )
     return path
 
 
@@ -162,6 +166,18 @@ def node_of(place: Place, *, nameless: bool, host: str | None = None) -> Node:
     unique = place.node and safe == name and place.nodes != 0 and place.launcher in ("slurm", "none")
     numbered = place.several_nodes and not unique and not safe.endswith(f"-{place.node_rank}")
     return Node(f"{safe}-{place.node_rank}" if numbered else safe, place.several_nodes)
+
+
+def leave_to_the_first(*, quiet: bool) -> Place:
+    """Return this process's place in its launcher's group; end it where another one of this node does the run."""
+    launched = launcher.place(os.environ)
+    for complaint in launcher.complaints(os.environ):
+        say(f"warning: {complaint}; it is not used: correct or unset it")
+    if why := left_to_the_first(launched, os.environ):
+        if not quiet:
+            say(why)
+        click.get_current_context().exit(0)
+    return launched
 
 
 def left_to_the_first(place: Place, environ: Mapping[str, str]) -> str | None:

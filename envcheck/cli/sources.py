@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +14,7 @@ from click.core import ParameterSource
 
 from envcheck.cli import Settings
 from envcheck.cli.options import architecture
-from envcheck.cli.shared.process import stopping
+from envcheck.cli.shared.process import stopping, wrapped
 from envcheck.data import data_path, state_path
 from envcheck.errors import UnavailableError
 from envcheck.images import wheels
@@ -37,7 +36,7 @@ _MEND: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space (`envcheck store gc`), or choose another directory"),
     errno.EIO: "the disk fails: move the store to another; `envcheck store release CELL` fetches lost files again",
 }
-# A log gets the number of bytes fetched after this many seconds without a line.
+# Standard error gets a line after this many seconds without one.
 _SILENT: Final = 5.0
 # What prints a line, and what is told the bytes that are there and all of them.
 Progress = tuple[Callable[[str], None], Callable[[int, int], None]]
@@ -76,13 +75,30 @@ def tell_choice(settings: Settings, mirror: str) -> None:
 
 def probed_profile(settings: Settings, locks: Iterable[Lock]) -> Profile:
     """Return a profile of the mirrors that pass a probe for the locks; print which comes first, and why."""
-    profile, reasons = probe.choose(probe.lock_targets(wheels.locked_packages(locks)), probe.default_mirrors())
+    with beating(settings, "mirrors are probed"):
+        profile, reasons = probe.choose(probe.lock_targets(wheels.locked_packages(locks)), probe.default_mirrors())
     first = {line.partition(": ")[0]: line for line in reversed(reasons)}
     if not settings.quiet:
         click.echo(f"mirror  auto: {'; '.join(first.values())}", err=True)
         for line in (line for line in reasons if line not in first.values()):
-            click.echo(textwrap.fill(line, 80, initial_indent="  ", subsequent_indent="    "), err=True)
+            click.echo(wrapped(line, "  ", "    "), err=True)
     return profile
+
+
+@contextlib.contextmanager
+def beating(settings: Settings, text: str) -> Iterator[None]:
+    """Say what goes on whenever some seconds have passed, until the block ends; nothing if quiet."""
+    ended, began = threading.Event(), time.monotonic()
+
+    def beat() -> None:
+        while not (settings.quiet or ended.wait(_SILENT)):
+            click.echo(f"  ... {text}, {time.monotonic() - began:.0f} s", err=True)
+
+    threading.Thread(target=beat, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def format_bytes(size: int) -> str:

@@ -88,11 +88,6 @@ class FleetReport(Row, frozen=True, kw_only=True):
     verdict: FleetVerdict
 
 
-def encode(document: msgspec.Struct) -> bytes:
-    """Return a document as indented JSON with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
-
-
 class StateOfNode(NamedTuple):
     """What a node counts as, and why; `age` is of a report that did not pass and is older than those that count."""
 

@@ -18,8 +18,6 @@ import textwrap
 from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
 
-import msgspec
-
 from envcheck.counting import counted, printable
 from envcheck.reports import phrases
 from envcheck.reports.measurements import SLOW_UNITS, PairMatrix, Points, RankMeasurements, ranks_of
@@ -175,11 +173,6 @@ def _facts(before: RunReport, after: RunReport) -> Iterator[ReportChange]:
         if old != other[name]:
             was, now = ("nothing" if value is None else phrases.quantity(value, "") for value in (old, other[name]))
             yield ReportChange("verdict" if name == "verdict" else "fact", name, was, now)
-
-
-def encode(comparison: Comparison) -> bytes:
-    """Return the comparison as indented JSON with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(comparison), indent=2) + b"\n"
 
 
 def lines(comparison: Comparison) -> list[str]:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import types
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from envcheck.cli import Settings
+from envcheck.cli import Settings, sources
 from envcheck.cli.sources import locked_cells
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.images.lockfile import read_locks
 from envcheck.images.targets import SHARED_GROUPS
 from envcheck.matrix.facts.model import HostArch
+from envcheck.mirrors import probe
+from envcheck.mirrors.profiles.model import Profile
 
 SETTINGS = Settings(None, verbose=False, quiet=False)
 
@@ -55,3 +58,27 @@ def test_the_locks_come_with_the_wheel(tmp_path: Path) -> None:
         str(tmp_path)
         in subprocess.run(where, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
     )
+
+
+def test_a_fetch_into_the_store_says_its_bytes_every_five_seconds_in_a_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(sources, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    with sources.transfer_options(SETTINGS, Profile(name="none")) as means_of:
+        means = means_of("torch.whl")
+        for now[0], there in ((4.9, 1), (5.0, 2_000_000), (9.9, 3_000_000), (10.0, 8_000_000)):
+            means.progress(there, 9_000_000)
+    told = ["  torch.whl", "  ... 2.0 MB of 9.0 MB", "  ... 8.0 MB of 9.0 MB"]
+    assert capsys.readouterr().err.splitlines() == told
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_probe_before_a_build_is_not_silent_for_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, quiet: bool
+) -> None:
+    monkeypatch.setattr(sources, "_SILENT", 0.02)
+    monkeypatch.setattr(probe, "default_mirrors", list)
+    monkeypatch.setattr(probe, "choose", lambda *_: (threading.Event().wait(0.15), (Profile(name="best"), []))[1])
+    assert sources.probed_profile(Settings(None, verbose=False, quiet=quiet), []).name == "best"
+    assert ("  ... mirrors are probed, 0 s\n" in capsys.readouterr().err) == (not quiet)

@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from envcheck import signing
 from envcheck.cli import cli
-from envcheck.cli.commands import key as command_module
+from envcheck.cli.commands import store as command_module
 from envcheck.errors import ConfigError
 from tests.tables import each
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from envcheck.cli import Settings, cli
+from envcheck.cli import Settings, cli, options
 from envcheck.cli.options import EXISTING_FILE, Argument, Duration, Option, Size, command_with
 
 
@@ -115,6 +116,19 @@ def test_each_command_has_help_of_80_columns() -> None:
         if shown.exit_code or long:
             wrong[path] = long
     assert wrong == {}
+
+
+def test_each_text_below_the_first_line_of_a_help_is_that_of_a_command() -> None:
+    texts = msgspec.yaml.decode(Path(options.__file__).with_name("help.yaml").read_bytes())
+    assert texts.keys() <= COMMANDS.keys()
+    shown = _help("store", "export")
+    assert "without a\n  network.\n\n  The same contents give the same bytes." in shown
+    # The lines of an example stay apart.
+    assert "\n  envcheck report judge last-month.json\n  envcheck --matrix" in _help("report", "judge")
+
+
+def _help(*words: str) -> str:
+    return CliRunner().invoke(cli, [*words, "--help"]).output
 
 
 def test_each_option_is_told_in_a_sentence() -> None:

@@ -10,7 +10,7 @@ from typing import Final
 import click
 import pytest
 
-from envcheck.cli import LazyGroup, cli
+from envcheck.cli import _LazyGroup, cli
 
 ROOT: Final = Path(__file__).parents[2]
 # Options of other programs that remedies name.
@@ -40,7 +40,7 @@ def texts() -> Iterator[tuple[str, str]]:
                 yield str(path.relative_to(ROOT)), "".join(parts)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield str(path.relative_to(ROOT)), node.value
-    tables = [one for one in (ROOT / "envcheck").rglob("*") if one.suffix in (".json", ".toml", ".j2")]
+    tables = [one for one in (ROOT / "envcheck").rglob("*") if one.suffix in (".json", ".yaml", ".toml", ".j2")]
     pages = [one for name in ("templates", ".ci", ".github", "docs") for one in (ROOT / name).rglob("*")]
     for path in sorted(one for one in (*tables, *pages) if one.is_file()):
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -61,7 +61,7 @@ ALL: Final = sorted(set(commands()))
 
 def wrong(words: list[str], command: click.Command = cli) -> str | None:
     """Return the first word that is no command or option here; None where all are. Values are passed over."""
-    if isinstance(command, LazyGroup):
+    if isinstance(command, _LazyGroup):
         words = command.with_command(words)
     flags = {name: one for one in command.params for name in (*one.opts, *one.secondary_opts)}
     remaining = iter(words)

@@ -268,11 +268,11 @@ def test_the_active_python(tmp_path: Path) -> None:
     path = {"PATH": str(tmp_path / "path")}
     assert this_machine.active_python(path) == "3.10"
     make(tmp_path / "venv" / "pyvenv.cfg", "home = /usr/bin\nversion = 3.12.4\n")
-    make(tmp_path / "venv" / "bin" / "python3")
+    make(tmp_path / "venv" / "bin" / "python")
     assert this_machine.active_python({**path, "VIRTUAL_ENV": str(tmp_path / "venv")}) == "3.12"
     make(tmp_path / "free" / "bin" / "python3.13t")
-    (tmp_path / "free" / "bin" / "python3").symlink_to("python3.13t")
-    assert this_machine.active_python({**path, "VIRTUAL_ENV": str(tmp_path / "free")}) == "3.13t"
+    (tmp_path / "free" / "bin" / "python").symlink_to("python3.13t")
+    assert this_machine.active_python({**path, "CONDA_PREFIX": str(tmp_path / "free")}) == "3.13t"
     assert this_machine.active_python({"PATH": ""}) == f"3.{sys.version_info.minor}"
 
 

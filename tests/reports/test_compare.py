@@ -9,7 +9,7 @@ import msgspec
 from msgspec import structs
 
 from envcheck.node.snapshot import Gpu, Snapshot
-from envcheck.reports.compare import compare, encode, lines
+from envcheck.reports.compare import compare, lines
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.redact import redact
 from envcheck.runner.schema import OutcomeRow, Plan
@@ -131,7 +131,7 @@ def test_it_is_read_at_80_columns_and_by_programs(report: MakeReport) -> None:
     assert max(map(len, result)) <= 80
     assert "  gemm values.bf16 on 3 GPUs or ranks: -28.6% (threshold 5.0%)" in result
     assert result[-1].startswith("4 regressions; ")
-    assert msgspec.json.decode(encode(actual))["schema"] == "envcheck/comparison/1"
+    assert msgspec.json.decode(msgspec.json.encode(actual))["schema"] == "envcheck/comparison/1"
 
 
 def test_a_speed_that_is_measured_no_more_is_a_regression(report: MakeReport) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -12,14 +11,13 @@ import click
 
 from envcheck.checks import LEVELS, Limit, limits
 from envcheck.cli import Settings
-from envcheck.cli.options import Argument, ChecksDirectory, Option, command_with, complete_checks
-from envcheck.cli.shared.process import say
+from envcheck.cli.options import Argument, ChecksDirectory, JsonOption, Option, command_with, complete_checks
+from envcheck.cli.shared.process import print_answer, say, wrapped
 from envcheck.counting import counted
 from envcheck.errors import ConfigError, refuse
 from envcheck.reports import phrases
 from envcheck.runner.planning import CheckModule, discover, select
 
-_WIDTH: Final = 80
 # (check, gpu, date, report) of each real GPU that a check has met, as `make checks` finds them in recorded reports.
 MET: Final = Path(__file__).with_name("met.json")
 # What each level is for, in a line.
@@ -41,26 +39,15 @@ _MISSED: Final = {"at least": "below", "at most": "above", "equal": "unless"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ChecksOptions:
+class ChecksOptions(JsonOption):
     check: Annotated[str | None, Argument(metavar="[ID]", shell_complete=complete_checks)] = None
     level: Annotated[str | None, Option("Only what a run at this level runs.", type=click.Choice(LEVELS))] = None
     checks: ChecksDirectory = None
-    as_json: Annotated[bool, Option("--json", "Print as JSON, limits and all.")] = False
 
 
-@command_with(ChecksOptions, short_help="What each check promises, needs and costs.")
+@command_with(ChecksOptions)
 def command(options: ChecksOptions, _settings: Settings) -> int:
-    """List every check, or describe one: promise, needs, cost, limits.
-
-    A file of --checks that is not a check is named on standard error, and the others are listed.
-
-    \b
-    envcheck checks
-    envcheck checks --level quick
-    envcheck checks gemm-throughput
-
-    Exit 0: listed; 2: a file of --checks is not a check, or wrong usage.
-    """
+    """List every check, or describe one: promise, needs, cost, limits."""
     if options.check is not None and options.level is not None:
         refuse(f"--level lists the checks of a level, and {options.check} is one check", "leave one of them out")
     errors = list[ConfigError]()
@@ -68,10 +55,8 @@ def command(options: ChecksOptions, _settings: Settings) -> int:
     modules = select(found, options.level or LEVELS[-1], only=[options.check] if options.check else [])
     for error in errors:
         say(str(error))
-    if options.as_json:
-        click.echo(json.dumps([facts(module) for module in modules], indent=2))
-    else:
-        click.echo("\n".join(_described(modules[0]) if options.check else _table(modules)))
+    lines = _described(modules[0]) if options.check else _table(modules)
+    print_answer([_facts(module) for module in modules] if options.as_json else [], lines, as_json=options.as_json)
     return ConfigError.exit_code if errors else 0
 
 
@@ -94,8 +79,7 @@ def met(identity: str) -> list[dict[str, str]]:
     return [row for row in json.loads(MET.read_text(encoding="utf-8"))["met"] if row["check"] == identity]
 
 
-def facts(module: CheckModule) -> dict[str, Any]:
-    """Return all about one check, as JSON has it."""
+def _facts(module: CheckModule) -> dict[str, Any]:
     about = {"runs_on": runs_on(module), "doc": module.doc, "met": met(module.id)}
     own = [dataclasses.asdict(limit) for limit in _constants(module)]
     checked = dataclasses.asdict(module.check)
@@ -117,10 +101,10 @@ def _table(modules: Sequence[CheckModule]) -> Iterator[str]:
             continue
         seconds = sum(module.check.seconds for module in checks)
         cost = "under a second" if seconds < 1 else f"about {phrases.duration(seconds)}"
-        yield _wrapped(f"{level}: {counted(len(checks), 'check')}, {cost}: {_FOR[level]}", "  ")
+        yield wrapped(f"{level}: {counted(len(checks), 'check')}, {cost}: {_FOR[level]}", then="  ")
         for module in checks:
             start = f"  {module.id:<{widest}}  {runs_on(module):<8}  {f'{module.check.seconds:g} s':<6}  "
-            yield start + _wrapped(module.check.promise, " " * len(start), len(start))
+            yield wrapped(module.check.promise, start, " " * len(start))
         yield ""
     yield from (f"{name:<8}  {_RUNS[name]}" for name in dict.fromkeys(map(runs_on, modules)))
     run_on_gpu = sum(bool(met(module.id)) for module in modules)
@@ -133,23 +117,23 @@ def _described(module: CheckModule) -> Iterator[str]:
     cpu = "" if check.cpu_seconds is None else f" ({check.cpu_seconds:g} s on a CPU)"
     models = [f"{row['gpu']} on {row['date']} ({row['report']})" for row in met(module.id)]
     yield f"{module.id}: level {check.level}"
-    yield _titled("promises", check.promise)
-    yield f"  runs on   {runs}: {_RUNS[runs]}"
-    if check.gpus > 1:
-        yield f"  needs     {counted(check.gpus, 'GPU')}"
-    if check.signals:
-        yield _titled("signals", ", ".join(check.signals))
-    yield _titled("takes", f"{check.seconds:g} s{cpu}, ended after {check.timeout:g} s{again}")
-    yield f"  met       {'; '.join(models) or 'no real GPU yet'}"
+    facts_of = {
+        "promises": check.promise,
+        "runs on": f"{runs}: {_RUNS[runs]}",
+        "needs": counted(check.gpus, "GPU") if check.gpus > 1 else "",
+        "signals": ", ".join(check.signals),
+        "takes": f"{check.seconds:g} s{cpu}, ended after {check.timeout:g} s{again}",
+        "met": "; ".join(models) or "no real GPU yet",
+    }
+    yield from (wrapped(text, f"  {title:<9} ", " " * 12) for title, text in facts_of.items() if text)
     for part in module.doc.split("\n\n"):
         is_block = all(line.startswith("  ") for line in part.splitlines())  # code and tables keep their lines
-        yield from ("", part if is_block else _wrapped(part))
+        yield from ("", part if is_block else wrapped(" ".join(part.split())))
     own = [(f"{one.kind} {phrases.quantity(one.value, one.unit)}", one.source) for one in _constants(module)]
-    bounds = [*map(_bound, rows(module), [module.id] * len(rows(module))), *own]
-    if bounds:
-        yield from ("", "limits")
+    bounds = [*(_bound(row, module.id) for row in rows(module)), *own]
+    yield from ["", "limits"] if bounds else []
     for bound, source in bounds:
-        yield from (_wrapped(f"  {bound}", "    "), _wrapped(f"    {source}", "    "))
+        yield from (wrapped(bound, "  ", "    "), wrapped(source, "    ", "    "))
 
 
 def _bound(row: dict[str, Any], identity: str) -> tuple[str, str]:
@@ -172,15 +156,3 @@ def _where(row: dict[str, Any], identity: str) -> str:
         f"over 16 lanes of PCIe generation {row['pcie']}" if "pcie" in row else "",
     ]
     return " ".join(filter(None, conditions))
-
-
-def _titled(title: str, text: str) -> str:
-    return f"  {title:<9} {_wrapped(text, ' ' * 12, 12)}"
-
-
-def _wrapped(text: str, indent: str = "", used: int = 0) -> str:
-    """Return the text at 80 columns; `used` columns of the first line are taken already."""
-    lead = " " * max(len(text) - len(text.lstrip()), used)
-    # An option, a repository or a path that is cut at its hyphen cannot be copied.
-    words = " ".join(text.split())
-    return textwrap.fill(words, _WIDTH, initial_indent=lead, subsequent_indent=indent, break_on_hyphens=False)[used:]

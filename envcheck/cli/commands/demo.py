@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 import click
 
-from envcheck.cli import Settings
+from envcheck.cli import Settings, report_output
 from envcheck.cli.building.cell_to_build import best_cell
 from envcheck.cli.commands import build, run
 from envcheck.cli.commands.resolve import active_python, fill, show
@@ -37,15 +37,11 @@ class DemoOptions:
     dry_run: Annotated[bool, Option("Stop at the cell that would be built; its name is the last line.")] = False
 
 
-@command_with(DemoOptions, epilog="Example: envcheck demo --engine venv")
+@command_with(DemoOptions)
 def command(options: DemoOptions, settings: Settings) -> None:
-    """Resolve for this machine, build the best published cell, validate it.
-
-    With a container engine that is an image, otherwise a virtual environment.
-    Exit as `envcheck run`: 0 proven, 1 a check failed, 3 not everything could be checked.
-    """
+    """Resolve for this machine, build the best published cell, validate it."""
     ctx = click.get_current_context()
-    run.leave_to_the_first(quiet=settings.quiet)
+    report_output.leave_to_the_first(quiet=settings.quiet)
     engine = engines.find(options.engine)
     _step(1, "resolve: what can run on this machine?")
     matrix = load(settings.matrix)

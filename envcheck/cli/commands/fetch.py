@@ -1,25 +1,34 @@
-"""`envcheck fetch`: files of known hashes, whole or not at all."""
+"""`envcheck fetch`: files of known hashes, whole or not at all; `envcheck mirror probe`: which mirror has them."""
 
-import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from urllib.parse import unquote, urlsplit
 
 import click
 
 from envcheck.cli import Settings
-from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, command_with, complete_cells
-from envcheck.cli.shared.process import status_of, stopping
+from envcheck.cli.options import (
+    DIRECTORY,
+    EXISTING_FILE,
+    Argument,
+    FiniteRange,
+    JsonOption,
+    Option,
+    command_with,
+    complete_cells,
+)
+from envcheck.cli.shared.process import print_answer, print_json, status_of, stopping, wrapped
 from envcheck.cli.sources import CellLocks, format_bytes, locked_cells, probed_profile, progress_bar, tell_choice
 from envcheck.counting import counted
 from envcheck.errors import ConfigError, EnvcheckError, refuse
 from envcheck.images.lockfile import parse_requirements
 from envcheck.images.wheels import locked_packages
+from envcheck.mirrors import probe
 from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch_all
 from envcheck.mirrors.hub import (
@@ -36,15 +45,18 @@ from envcheck.mirrors.hub import (
 from envcheck.mirrors.index import NAME_MAX, locate
 from envcheck.mirrors.net.client import Client, hub_client
 from envcheck.mirrors.net.urls import is_web_url, split_sha256
+from envcheck.mirrors.probe import SECONDS, RankedMirror
 from envcheck.mirrors.profiles.load import AUTO, load
 from envcheck.mirrors.profiles.model import Profile, has_userinfo, network_indexes, redacted
 from envcheck.safe_files import read_whole
 
+# Fetches what is asked for, and tells the result of each file.
+_Fetch = Callable[[TransferOptions, Callable[[FetchedFile], None]], list[FetchedFile]]
 _GO_ON: Final = "run the same command to resume"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FetchOptions:
+class FetchOptions(JsonOption):
     cell_or_url: Annotated[str | None, Argument(metavar="[CELL|URL]", shell_complete=complete_cells)] = None
     sha256: Annotated[str | None, Option("Expected hash of the file at URL.", metavar="HASH")] = None
     lock: Annotated[Path | None, Option("Every file of a lock or of hashed requirements.", type=EXISTING_FILE)] = None
@@ -54,7 +66,6 @@ class FetchOptions:
     mirror: Annotated[str, Option("Source: user, none, host, a preset, a YAML file, or auto (the best).")] = "user"
     output: Annotated[Path, Option("-o", "--output", "Output directory.", type=DIRECTORY, show_default=False)] = Path()
     connections: Annotated[int, Option("Connections at once.", type=click.IntRange(1, 64))] = 16
-    as_json: Annotated[bool, Option("--json", "Print the result as JSON.")] = False
 
     def requested(self, settings: Settings) -> WantedFile | Revision | Reference | list[CellLocks]:
         """Return what is asked for, without the network. Raise ConfigError for what is wrong by itself."""
@@ -103,54 +114,38 @@ def _read_lock(path: Path) -> Revision | list[CellLocks]:
     return [CellLocks([parse_requirements(content, "base", where)], None)]
 
 
-@command_with(
-    FetchOptions,
-    name="fetch",
-    epilog="Exit 0: all files are complete; 1: no source has the right file; 2: wrong usage; 3: "
-    "no source can be reached; 130 or 143: interrupted; run the same command to continue.",
-)
+@command_with(FetchOptions, name="fetch")
 def command(options: FetchOptions, settings: Settings) -> int:
-    """Fetch files, verify their hashes, and continue an interrupted run.
-
-    CELL is a published cell, or a glob for several: every wheel of its locks. URL is one file.
-
-    Pieces come from the mirror's sources in order; a file with a wrong hash never gets its name. A model's hashes come
-    from the lock, else from the profile's `hf.trusted` or huggingface_hub's own endpoint. A host gets only its own
-    login, and HF_TOKEN only with `hf: {token: allow}`.
-
-    \b
-    envcheck fetch torch2.13.0-cpu-py311 --mirror site.yaml -o wheels
-    envcheck fetch https://mirror.example/model.bin --sha256 0f3e...
-    envcheck fetch --model org/name@COMMIT --mirror site.yaml -o hub
-    """
+    """Fetch files, verify their hashes, and continue an interrupted run."""
     done: list[FetchedFile] = []
     try:
         with stopping(stop := threading.Event()):
             then = _fetched(settings, options, done, stop)
     except KeyboardInterrupt as interrupt:
-        _print_json(done, {"message": "interrupted", "fix": _GO_ON}, options)
+        _print_error(done, {"message": "interrupted", "fix": _GO_ON}, options)
         click.echo(f"envcheck: interrupted; {_GO_ON}", err=True)
         return status_of(interrupt)
     except (EnvcheckError, OSError) as error:
         message = error.message if isinstance(error, EnvcheckError) else str(error)
-        _print_json(done, {"message": message, "fix": getattr(error, "fix", None)}, options)
+        _print_error(done, {"message": message, "fix": getattr(error, "fix", None)}, options)
         raise
-    _print_json(done, None, options)
-    if not options.as_json:
-        moved, size = sum(f.moved for f in done), format_bytes(sum(f.size for f in done))
-        click.echo(f"{counted(len(done), 'file')} there, {size}, every hash matches; {format_bytes(moved)} moved")
-        click.echo(then, nl=bool(then))
+    moved, size = sum(f.moved for f in done), format_bytes(sum(f.size for f in done))
+    total = f"{counted(len(done), 'file')} there, {size}, every hash matches; {format_bytes(moved)} moved"
+    print_answer(_document(done, None), [total, then] if then else [total], as_json=options.as_json)
     return 0
 
 
-def _print_json(fetched: list[FetchedFile], error: dict[str, str | None] | None, options: FetchOptions) -> None:
-    if not options.as_json:
-        return
+def _document(fetched: list[FetchedFile], error: dict[str, str | None] | None) -> dict[str, Any]:
     files = [
         {"path": str(f.path), "size": f.size, "moved": f.moved, "found": f.found, "sources": dict(f.sources)}
         for f in fetched
     ]
-    click.echo(json.dumps({"schema": "envcheck/fetch/1", "files": files, "error": error}, indent=2))
+    return {"schema": "envcheck/fetch/1", "files": files, "error": error}
+
+
+def _print_error(fetched: list[FetchedFile], error: dict[str, str | None], options: FetchOptions) -> None:
+    if options.as_json:
+        print_json(_document(fetched, error))
 
 
 def _fetched(settings: Settings, options: FetchOptions, done: list[FetchedFile], stop: threading.Event) -> str:
@@ -164,14 +159,35 @@ def _fetched(settings: Settings, options: FetchOptions, done: list[FetchedFile],
         locks = [lock for cell in requested for lock in cell.locks] if isinstance(requested, list) else []
         profile = probed_profile(settings, locks) if options.mirror == AUTO else load(options.mirror)
         tell_choice(settings, options.mirror)
-    if isinstance(requested, (WantedFile, list)):
-        client = hub_client(profile, connections=options.connections)
-        files = [requested] if isinstance(requested, WantedFile) else _located(requested, profile, client, options)
-        with _shown(settings, client, options, [want.expected for want in files], stop) as (means, say):
-            done[:] = fetch_all(files, means, _collected(done, say, {}))
-        return ""
     if isinstance(requested, Reference):
         requested = read_revision(hub_client(profile, trusted, connections=8), trusted, requested)
+    endpoints = _endpoints(profile) if isinstance(requested, Revision) else []
+    client, then = hub_client(profile, *endpoints, connections=options.connections), ""
+    if isinstance(requested, Revision):
+        names = {file.blob: file.path for file in requested.files}
+        sizes: list[int | None] = [file.size for file in requested.files]
+        fetch: _Fetch = partial(fetch_revision, requested, endpoints, options.output)
+        then = f"use it with HF_HUB_OFFLINE=1 HF_HUB_CACHE={options.output.absolute()}"
+    else:
+        files = [requested] if isinstance(requested, WantedFile) else _located(requested, profile, client, options)
+        sizes, names = [want.expected for want in files], {}
+        fetch = partial(fetch_all, files)
+    with progress_bar(settings, counted(len(sizes), "file")) as (say, progress):
+
+        def report(file: FetchedFile) -> None:
+            done.append(file)
+            say(f"{names.get(file.path.name, file.path.name)}  {_result(file)}")
+
+        if len(sizes) > 1:
+            known = format_bytes(sum(size for size in sizes if size is not None))
+            say(f"{counted(len(sizes), 'file')}, {known} or more, less what is present")
+        slots = threading.Semaphore(options.connections)
+        means = TransferOptions(client, options.connections, progress, lambda text: say(f"  {text}"), slots, stop)
+        done[:] = fetch(means, report)
+    return then
+
+
+def _endpoints(profile: Profile) -> list[str]:
     default = default_endpoint() if profile.hf.trusted is None else profile.hf.trusted
     endpoints = profile.hf.endpoints or [endpoint for endpoint in (default,) if endpoint]
     if not endpoints:
@@ -179,11 +195,7 @@ def _fetched(settings: Settings, options: FetchOptions, done: list[FetchedFile],
             f"the mirror profile {profile.name} has no hf.endpoint",
             "pass one that has it, e.g. --mirror hf-mirror; see `envcheck mirror list`",
         )
-    client = hub_client(profile, *endpoints, connections=options.connections)
-    names = {file.blob: file.path for file in requested.files}
-    with _shown(settings, client, options, [file.size for file in requested.files], stop) as (means, say):
-        done[:] = fetch_revision(requested, endpoints, options.output, means, _collected(done, say, names))
-    return f"use it with HF_HUB_OFFLINE=1 HF_HUB_CACHE={options.output.absolute()}"
+    return endpoints
 
 
 def _located(cells: list[CellLocks], profile: Profile, client: Client, options: FetchOptions) -> list[WantedFile]:
@@ -200,18 +212,6 @@ def _located(cells: list[CellLocks], profile: Profile, client: Client, options: 
     return [WantedFile(f.urls, f.sha256, None, path, f.local, hint=f.size) for path, f in paths.items()]
 
 
-def _collected(
-    done: list[FetchedFile], say: Callable[[str], None], names: dict[str, str]
-) -> Callable[[FetchedFile], None]:
-    """Return what keeps and prints the result of each file; `names` has the names of blobs."""
-
-    def report(file: FetchedFile) -> None:
-        done.append(file)
-        say(f"{names.get(file.path.name, file.path.name)}  {_result(file)}")
-
-    return report
-
-
 def _result(fetched: FetchedFile) -> str:
     size = format_bytes(fetched.size)
     if not fetched.moved:
@@ -221,16 +221,76 @@ def _result(fetched: FetchedFile) -> str:
     return f"{size}{went_on}  {', '.join(fetched.sources)}  {rate}/s"
 
 
-@contextmanager
-def _shown(
-    settings: Settings, client: Client, options: FetchOptions, sizes: Sequence[int | None], stop: threading.Event
-) -> Iterator[tuple[TransferOptions, Callable[[str], None]]]:
-    slots = threading.Semaphore(options.connections)
-    with progress_bar(settings, counted(len(sizes), "file")) as (say, progress):
-        if len(sizes) > 1:
-            known = sum(size for size in sizes if size is not None)
-            say(f"{counted(len(sizes), 'file')}, {format_bytes(known)} or more, less what is present")
-        yield (
-            TransferOptions(client, options.connections, progress, lambda text: say(f"  {text}"), slots, stop),
-            say,
+_NAME: Final = 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorProbeOptions(JsonOption):
+    cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]", shell_complete=complete_cells)] = ()
+    mirrors: Annotated[tuple[str, ...], Option("--mirror", "Probe this mirror. Repeatable.", metavar="PROFILE")] = ()
+    lock: Annotated[Path | None, Option("Probe for every file of a lock.", type=EXISTING_FILE)] = None
+    seconds: Annotated[float, Option("Time budget for each part.", type=FiniteRange(1, 86_400))] = SECONDS
+
+    def targets(self, settings: Settings) -> list[probe.Target]:
+        """Return what to probe for. Raise ConfigError unless one cell or a lock is named."""
+        if len(self.cells) + (self.lock is not None) != 1:
+            refuse(
+                f"expected one cell or --lock, found {', '.join(self.cells) or 'none'}",
+                "give CELL or --lock FILE, and each mirror as --mirror NAME",
+            )
+        if self.lock is None:
+            cells = locked_cells(settings, self.cells[0], one=True)
+            return probe.lock_targets(locked_packages(cells[0].locks))
+        return probe.lock_targets(locked_packages([parse_requirements(read_whole(self.lock), "base", str(self.lock))]))
+
+
+@command_with(MirrorProbeOptions, name="probe")
+def probe_(options: MirrorProbeOptions, settings: Settings) -> int:
+    """Measure which mirrors have the files that a lock needs, and rank them with reasons."""
+    targets, names = options.targets(settings), dict.fromkeys(options.mirrors)
+    mirrors = [probe.load_mirror(name) for name in names] if names else probe.default_mirrors()
+    if not any(target.able(mirrors) for target in targets):
+        refuse(
+            f"not applicable: {', '.join(names)}: {targets[0].missing_reason()}",
+            "name a mirror that has one; `envcheck mirror list` shows what each is for",
         )
+    ranked = {
+        target.part: probe.ranked_mirrors(target, mirrors if names else target.able(mirrors), options.seconds)
+        for target in targets
+    }
+    lines = (line for part, of_part in ranked.items() for line in _ranking(part, of_part, quiet=settings.quiet))
+    print_answer({"schema": "envcheck/ranking/2", "parts": ranked}, lines, as_json=options.as_json)
+    if all(any(mirror.passed for mirror in of_part) for of_part in ranked.values()):
+        return 0
+    return 1 if any(mirror.measured.answered for of_part in ranked.values() for mirror in of_part) else 3
+
+
+def _ranking(part: str, ranked: list[RankedMirror], *, quiet: bool) -> Iterator[str]:
+    needs = max((one.measured.needs for one in ranked), default=0)
+    yield f"{part}, {counted(needs, 'file')} needed"
+    for place, one in enumerate(ranked, 1):
+        name = f"{one.mirror:<{_NAME}}" if len(one.mirror) <= _NAME else f"{one.mirror}\n{'':<{_NAME + 5}}"
+        yield f"{place if one.passed else '-':>3}  {name} {_speed(one)}"
+        yield from [] if quiet else [wrapped(text, " " * 6, " " * 8) for text in _reasons(one)]
+
+
+def _speed(one: RankedMirror) -> str:
+    if one.passed:
+        return f"{probe.speed_of(one):>12}   {(one.measured.latency or 0) * 1e3:>7.1f} ms"
+    silent = "not reached" if one.measured.missing is None else "not applicable"
+    state = "not passed" if one.measured.answered else silent
+    return f"{state}: {', '.join(sorted(criterion.name for criterion in one.failed))}"
+
+
+def _reasons(one: RankedMirror) -> list[str]:
+    """Return the failed criteria; of a mirror that passed, all of them and the rate."""
+    words = {None: "not verified", True: "passed"}
+    lines = [
+        f"{gate.name} {words.get(gate.passed, 'failed' if gate.hard else 'noted')}: {gate.why}"
+        for gate in (one.criteria if one.passed else one.failed)
+    ]
+    rate = one.measured.rate
+    if rate is not None:
+        ended = f", then {rate.why}" if rate.why else ""
+        lines.append(f"rate: {rate.bytes / 1e6:.2f} MB from the middle of a file in {rate.seconds:.2f} s{ended}")
+    return lines

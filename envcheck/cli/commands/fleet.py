@@ -13,10 +13,20 @@ import click
 
 from envcheck import safe_files
 from envcheck.cli import Settings, report_output
-from envcheck.cli.options import DIRECTORY, FILE, Argument, Duration, Option, command_with
+from envcheck.cli.options import (
+    DIRECTORY,
+    FILE,
+    Argument,
+    Duration,
+    EnvironmentOptions,
+    JsonOption,
+    Option,
+    ReleaseOptions,
+    command_with,
+)
 from envcheck.cli.report_output import Node, ReportOutput
 from envcheck.cli.shared.process import console as new_console
-from envcheck.cli.shared.process import note, say, status_of
+from envcheck.cli.shared.process import note, print_answer, say, status_of
 from envcheck.counting import counted
 from envcheck.errors import refuse
 from envcheck.fleet import cover, gate, shown, summary
@@ -37,16 +47,14 @@ from envcheck.node.collect import collect
 from envcheck.reports import terminal
 from envcheck.reports.formats.prometheus import exposition
 from envcheck.reports.model import RunReport, report_of, write
-from envcheck.runner.container import ContainerTarget, shown_gpus
+from envcheck.runner.container import shown_gpus
 from envcheck.runner.execute import Run, validate
-from envcheck.runner.launcher import place
-from envcheck.runner.local_python import LocalPython, Target, answering, choose_python
 from envcheck.runner.planning import plan
 from envcheck.runner.worker_session import RunPlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetReportOptions:
+class FleetReportOptions(JsonOption):
     places: Annotated[tuple[Path, ...], Argument(required=True, metavar="DIR|FILE...")] = ()
     expect: Annotated[str | None, Option("The nodes that must have a report: n[1-64].", metavar="NODELIST")] = None
     max_age: Annotated[float, Option("Older reports are stale.", type=Duration())] = 86400.0
@@ -54,25 +62,11 @@ class FleetReportOptions:
     prometheus: Annotated[Path | None, Option("Write metrics of all nodes, in one file.", type=FILE)] = None
     history: Annotated[str | None, Option("Print how often this one failed, and why.", metavar="NODE|GPU-UUID")] = None
     strict: Annotated[bool, Option("Drift and outliers count as failures, and leave `use now`.")] = False
-    as_json: Annotated[bool, Option("--json", "Print envcheck/fleet/1.")] = False
 
 
 @command_with(FleetReportOptions, name="report")
 def report(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG001 (all commands take them)
-    """Say which nodes failed, are missing, stale, undetermined or different, and which to use now.
-
-    Each DIR is searched for *.json, as `envcheck run --output DIR/` writes them. The newest report of a node counts. A
-    node without a sound one is undetermined, never passed.
-
-    \b
-    envcheck fleet report reports/
-    envcheck fleet report reports/ --expect 'n[1-1000]' --html fleet.html
-    envcheck fleet report reports/ --prometheus fleet.prom
-    envcheck fleet report reports/ --history n17
-
-    Exit 0: every node passed, or the history is printed; 1: a node failed; 2: wrong usage, or nothing is known of the
-    node; 3: a node is missing, stale or undetermined.
-    """
+    """Say which nodes failed, are missing, stale, undetermined or different, and which to use now."""
     written = {"--html": options.html, "--prometheus": options.prometheus}
     for option, path in written.items():
         if path is not None and (path.suffix == ".json" or path in options.places):
@@ -90,82 +84,43 @@ def report(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG
         safe_files.replace(options.html, shown.page(answer).encode())
     if options.prometheus is not None:
         safe_files.replace(options.prometheus, exposition(shown.samples(answer)).encode())
-    text = summary.encode(answer.report) if options.as_json else "\n".join(shown.lines(answer.report))
-    click.echo(text, nl=not options.as_json)
+    print_answer(answer.report, shown.lines(answer.report), as_json=options.as_json)
     return answer.report.verdict.exit_code
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetPlanOptions:
+class FleetPlanOptions(ReleaseOptions, JsonOption):
     places: Annotated[tuple[Path, ...], Argument(required=True, metavar="DIR|FILE|CSV...")] = ()
-    torch: Annotated[str | None, Option('A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".', metavar="REQ")] = None
-    cuda: Annotated[
-        str | None, Option("--cuda", "--variant", "The wheel's CUDA: 12.8, cu128 or cpu.", metavar="X.Y|cuNNN|cpu")
-    ] = None
-    python: Annotated[str | None, Option("Python version, e.g. 3.12 or 3.13t.", metavar="X.Y")] = None
-    as_json: Annotated[bool, Option("--json", "Print envcheck/fleet-plan/1.")] = False
 
 
 @command_with(FleetPlanOptions, name="plan")
 def plan_(options: FleetPlanOptions, settings: Settings) -> int:
-    """Say which published cells cover all nodes, with the fewest images, and which nodes no cell covers.
-
-    Nodes are read from reports, or from a CSV file with the header node,gpu,driver[,arch]; a node may be a host list.
-    The plan has the fewest cells; among equally small plans it is the one whose oldest torch is newest.
-
-    \b
-    envcheck fleet plan inventory.csv --torch '>=2.6'
-    envcheck fleet plan reports/ --torch '>=2.6' --python 3.12
-
-    Exit 0: every node has a cell; 1: a node has none; 2: wrong usage, or an inventory that cannot be read.
-    """
+    """Say which published cells cover all nodes, with the fewest images, and which nodes no cell covers."""
     wish = normalized(Query(torch=options.torch, cuda=options.cuda, python=options.python))
     planned = cover.plan(load(settings.matrix), cover.of_places(options.places), wish)
-    text = summary.encode(planned) if options.as_json else "\n".join(shown.plan_lines(planned))
-    click.echo(text, nl=not options.as_json)
+    print_answer(planned, shown.plan_lines(planned), as_json=options.as_json)
     return 1 if planned.uncovered else 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetGroupOptions:
-    python: Annotated[str | None, Option("The interpreter, or environment, of the ranks.", metavar="PATH")] = None
-    image: Annotated[str | None, Option("A local image for the ranks; --python is in it.", metavar="REF")] = None
+class FleetGroupOptions(EnvironmentOptions):
     only: Annotated[tuple[str, ...], Option("Run this check alone. Repeatable.", metavar="ID")] = ()
-    require_gpu: Annotated[bool, Option("Fail where there is no GPU.")] = False
     nproc: Annotated[int, Option("Ranks of a node without a GPU.", type=click.IntRange(1, 1024))] = 1
     wait: Annotated[float, Option("How long nodes wait for the others.", type=Duration())] = 180.0
     run_id: Annotated[str | None, Option("The group's name. [Slurm's step, torchrun's run]", metavar="TEXT")] = None
     output: ReportOutput = None
 
 
-@command_with(FleetGroupOptions, name="group", short_help="Measure what lies between nodes, with ranks on all of them.")
+@command_with(FleetGroupOptions, name="group")
 def group(options: FleetGroupOptions, settings: Settings) -> int:
-    """Measure what lies between nodes: collectives, links and slow ranks.
-
-    \b
-    srun --ntasks-per-node=1 envcheck fleet group --output reports/
-    torchrun --nnodes=4 --nproc-per-node=1 ... --no-python envcheck fleet group
-
-    Start it once a node, by srun, torchrun, mpirun or an indexed Job. Each node
-    writes a report, and the first one that of the group, group.json.
-    Exit, on each node: 0: the group passed; 1: a check failed; 2: wrong usage,
-    or nodes that differ; 3: undetermined, also for a group that did not form.
-    """
+    """Measure what lies between nodes: collectives, links and slow ranks."""
     member = membership(os.environ, options.run_id)
-    launched = place(os.environ)
-    why = report_output.left_to_the_first(launched, os.environ)
-    if why is not None:
-        say(why)
-        return 0
+    launched = report_output.leave_to_the_first(quiet=settings.quiet)
     name = member.name or report_output.node_of(launched, nameless=False).name
     checks = chosen(options.only)
     gpus, wanted = shown_gpus(), options.require_gpu
     planned = plan(checks, level="standard", nproc=options.nproc, gpus=gpus, require_gpu=wanted)
-    if options.image is None:
-        target: Target = LocalPython(answering(choose_python(Path(options.python) if options.python else None)))
-    else:
-        target = ContainerTarget(options.image, python=options.python)
-    run = Run(RunPlan(plan=planned, chosen=checks, target=target))
+    run = Run(RunPlan(plan=planned, chosen=checks, target=options.target()))
     nodes = (Node(called, several=True) for called in (name, "group"))
     own, whole = (report_output.destination(options.output, report_output.DEFAULT, node, dry=False) for node in nodes)
     interrupted = _measured(run, member, name, options, own)
@@ -212,38 +167,31 @@ def _written(path: Path, content: RunReport) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetPairsOptions:
+class FleetPairsOptions(EnvironmentOptions, JsonOption):
     nodes: Annotated[str, Option("The nodes as a Slurm host list: n[1-64].", metavar="LIST")]
     mode: Annotated[Literal["tournament", "diagnose"] | None, Option("Default: tournament up to 16 nodes.")] = None
     launch: Annotated[str, Option("Starts {command} on {nodes}, {count} in number.", metavar="COMMAND")] = SLURM
-    python: Annotated[str | None, Option("The interpreter, or environment, of all tests.", metavar="PATH")] = None
-    image: Annotated[str | None, Option("An image that all nodes have, for all tests.", metavar="REF")] = None
-    require_gpu: Annotated[bool, Option("Fail where there is no GPU.")] = False
     timeout: Annotated[float, Option("Time for one test.", type=Duration())] = 600.0
     state: Annotated[
         Path, Option("Results so far, on a file system that all nodes share; reports go beside it.", type=FILE)
     ] = Path("envcheck-fleet-pairs.json")
     dry_run: Annotated[bool, Option("Print the first commands, and stop.")] = False
-    as_json: Annotated[bool, Option("--json", "Print envcheck/fleet-pairs/1.")] = False
 
 
 @command_with(FleetPairsOptions, name="pairs")
 def pairs(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG001 (all commands take them)
-    """Find the node, link or GPU at fault by tests of groups, with the tests that say so.
-
-    \b
-    envcheck fleet pairs --nodes 'n[1-64]' --dry-run
-
-    To continue a killed run, give the same command again.
-    Exit 0: every node passed in a group; 1: a fault; 2: wrong usage; 3: undetermined: a group never formed.
-    """
+    """Find the node, link or GPU at fault by tests of groups, with the tests that say so."""
     if not options.state.parent.is_dir():
-        where = f"--state {options.state}: there is no directory {options.state.parent}"
-        refuse(where, "create it on a file system that all nodes share")
+        refuse(
+            f"--state {options.state}: there is no directory {options.state.parent}",
+            "create it on a file system that all nodes share",
+        )
     nodes = tuple(unfold(options.nodes))
     if len(nodes) < 2:  # noqa: PLR2004 (a group)
-        named = f"--nodes {options.nodes[:60]!r} names {counted(len(nodes), 'node')}"
-        refuse(named, "name two nodes or more; one node alone is `envcheck run`")
+        refuse(
+            f"--nodes {options.nodes[:60]!r} names {counted(len(nodes), 'node')}",
+            "name two nodes or more; one node alone is `envcheck run`",
+        )
     fleet = Fleet(nodes, options.mode or ("diagnose" if len(nodes) > SMALL else "tournament"))
     folder = options.state.absolute().with_name(f"{options.state.stem}-reports")
     launcher = Launcher(_with_environment(options), folder, options.timeout)
@@ -253,14 +201,16 @@ def pairs(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG00
         return 0
     first = shlex.split(launcher.template)[0]
     if first != "{command}" and shutil.which(first) is None:
-        fix = "run this where Slurm's srun is, or give --launch a command of your own"
-        refuse(f"{first} is not on PATH, so that no test can start", fix)
+        refuse(
+            f"{first} is not on PATH, so that no test can start",
+            "run this where Slurm's srun is, or give --launch a command of your own",
+        )
     busy = f"another run is using {options.state}", "wait for it, or give --state another file"
     with safe_files.held(options.state.with_name(f".{options.state.name}.lock"), lambda: refuse(*busy)):
         state = begin(options.state, fleet, launcher.template)
         diagnosis = run_tests(fleet, state, options.state, launcher.run, _progress)
     document = results.document(diagnosis, fleet.mode, fleet.nodes, len(state.results))
-    click.echo(document if options.as_json else "\n".join(results.lines(diagnosis)), nl=not options.as_json)
+    print_answer(document, results.lines(diagnosis), as_json=options.as_json)
     return diagnosis.exit_code
 
 
@@ -317,19 +267,9 @@ class FleetRenderOptions:
     hosts: Annotated[str, Option("Prometheus: nodes with DCGM's exporter, e.g. n[1-16].", metavar="HOSTLIST")] = ""
 
 
-@command_with(
-    FleetRenderOptions, "on_error", name="render", short_help="Write files for Slurm, Kubernetes or Prometheus."
-)
+@command_with(FleetRenderOptions, "on_error", name="render")
 def render(options: FleetRenderOptions, settings: Settings) -> None:
-    """Write the files with which Slurm or Kubernetes runs envcheck, or Prometheus watches GPUs. Nothing is applied.
-
-    \b
-    envcheck fleet render slurm --image REF@sha256:... --nodes 16 -o slurm/
-    envcheck fleet render kubernetes --image REF@sha256:... --nodes 16
-    envcheck fleet render prometheus --hosts 'n[1-16]'
-
-    Without --output the files are printed, one after the other. Exit 2: a value cannot be used in a script or manifest.
-    """
+    """Write the files with which Slurm or Kubernetes runs envcheck, or Prometheus watches GPUs. Nothing is applied."""
     pods = PodOptions(*(getattr(options, name) for name in PodOptions._fields))
     pods_only = {"env": options.variables, **pods._asdict()}
     elsewhere: dict[str, dict[str, Any]] = {
@@ -338,8 +278,10 @@ def render(options: FleetRenderOptions, settings: Settings) -> None:
         "prometheus": {**pods_only, "image": options.image, "python": options.python},
     }
     for name in [name for name, value in elsewhere[options.system].items() if value]:
-        fix = "leave it out" + "; set the variable where sbatch runs, which passes it on" * (name == "env")
-        refuse(f"--{name.replace('_', '-')} has no place in the files for {options.system.title()}", fix)
+        refuse(
+            f"--{name.replace('_', '-')} has no place in the files for {options.system.title()}",
+            "leave it out" + "; set the variable where sbatch runs, which passes it on" * (name == "env"),
+        )
     given: dict[str, Any] = {name: value for name, value in asdict(options).items() if name in LaunchValues._fields}
     given["program"] = options.program or _this_program()
     given["reports"] = options.reports or str(Path.cwd() / "envcheck-reports")

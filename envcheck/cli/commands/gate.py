@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 import click
 
 from envcheck.cli import Settings, line_and_code
-from envcheck.cli.options import Duration, Option, command_with
+from envcheck.cli.options import Duration, EnvironmentOptions, Option, command_with
 from envcheck.cli.shared.process import say
 from envcheck.data import state_path
 from envcheck.errors import ConfigError, UnavailableError, refuse
@@ -21,25 +21,19 @@ from envcheck.fleet import gate, slurm_node
 from envcheck.fleet.gate import Boot, GatedEnvironment, GateQuestion, NodeVerdict
 from envcheck.fleet.hostlist import is_name
 from envcheck.runner.container import ContainerTarget
-from envcheck.runner.local_python import ChosenPython, LocalPython, Target, answering, choose_python, others_may_change
+from envcheck.runner.local_python import ChosenPython, Target, choose_python, others_may_change
 
 _ALL_CHECKS: Final = "all checks"
 _NO_NAME: Final = "this is no name of one node"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateOptions:
-    python: Annotated[str | None, Option("The interpreter, or environment, to judge.", metavar="PATH")] = None
-    image: Annotated[str | None, Option("A local image to judge, best by digest.", metavar="REF")] = None
+class GateOptions(EnvironmentOptions):
     level: Annotated[Literal["static", "quick", "standard", "full"], Option("How much to check.")] = "quick"
-    require_gpu: Annotated[bool, Option("Fail if there is no GPU, instead of skipping.")] = False
     max_age: Annotated[float, Option("Oldest verdict to accept.", type=Duration())] = 900.0
     budget: Annotated[float, Option("Time limit for the checks.", type=Duration())] = 60.0
     drain: Annotated[bool, Option("After a failed check, drain the node in Slurm, or taint it in Kubernetes.")] = False
-    on_error: Annotated[
-        Literal["refuse", "admit"],
-        Option("What to do if the node cannot be judged: refuse (exit 2 or 3), or admit (exit 0)."),
-    ] = "refuse"
+    on_error: Annotated[Literal["refuse", "admit"], Option("What to do if the node cannot be judged.")] = "refuse"
     idle_only: Annotated[bool, Option("Do nothing while others hold a GPU of this node.")] = False
     kept_only: Annotated[bool, Option("Start no check: without a fresh verdict the node cannot be judged.")] = False
     max_drained: Annotated[
@@ -48,24 +42,9 @@ class GateOptions:
     recheck: Annotated[bool, Option("After a repair: run what failed, and resume the node if it passes.")] = False
 
 
-@command_with(GateOptions, name="gate", short_help="Whether this node may take work now.")
+@command_with(GateOptions, name="gate")
 def command(options: GateOptions, settings: Settings) -> int:
-    """Say whether this node may take work: for a prolog, a health program or an init container.
-
-    \b
-    envcheck fleet gate --image REF@sha256:... --require-gpu --drain
-    envcheck fleet gate --max-age 15m --budget 60s
-    envcheck fleet gate --recheck
-
-    The last verdict of `envcheck run` or of this command counts if it is fresh and is of this environment, node,
-    boot, driver and number of GPUs, and of this level or a higher one. Otherwise the checks run, within --budget.
-    Verdicts are kept below the user's $ENVCHECK_HOME.
-
-    Exit 0: the node may take work; 1: a check failed; 2: wrong usage; 3: undetermined.
-    With --drain only a fault of the node's hardware, driver or system is 1, and drains it, with the reason "envcheck:
-    CHECK: WHAT"; an environment's fault, and one node more than --max-drained, is a warning and 0. In a pod of
-    Kubernetes, 1 sets the taint envcheck/unfit and 0 removes it (`envcheck fleet render kubernetes --drain`).
-    """
+    """Say whether this node may take work: for a prolog, a health program or an init container."""
     if options.recheck:
         return _rechecked(gate.this_boot())
     try:
@@ -73,7 +52,7 @@ def command(options: GateOptions, settings: Settings) -> int:
         if options.idle_only and (held := gate.gpu_users()):
             say(f"nothing is done: {held}")
             return 0
-        with ended_after(options.budget):
+        with _ended_after(options.budget):
             verdict, source = _verdict(options, node)
     except Exception as error:  # noqa: BLE001 (none of them says that a check failed, and --on-error decides on all)
         line, code = line_and_code(error)
@@ -109,12 +88,14 @@ def _acted(options: GateOptions, settings: Settings, verdict: NodeVerdict, sourc
 
 
 @contextlib.contextmanager
-def ended_after(seconds: float) -> Iterator[None]:
-    """Raise UnavailableError in the main thread once the block has taken so long: it also ends what hangs."""
-
+def _ended_after(seconds: float) -> Iterator[None]:
+    # Raised in the main thread, it also ends what hangs.
     def expired(_number: int, _frame: FrameType | None) -> None:
-        message = f"the run did not end within its budget of {seconds:g} s"
-        raise UnavailableError(message, fix="raise --budget, or see with `envcheck run` what hangs")
+        refuse(
+            f"the run did not end within its budget of {seconds:g} s",
+            "raise --budget, or see with `envcheck run` what hangs",
+            UnavailableError,
+        )
 
     before = signal.signal(signal.SIGALRM, expired)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -159,8 +140,10 @@ def _rechecked(node: Boot) -> int:
         os.environ["ENVCHECK_HOME"] = gate.STATE
     kept = gate.to_recheck(node.node) if is_name(node.node) else []
     if not kept:
-        message = f"no verdict of {node.node} is kept in {state_path('gate')}"
-        raise ConfigError(message, fix="give its node's name in SLURMD_NODENAME, and the directory in ENVCHECK_HOME")
+        refuse(
+            f"no verdict of {node.node} is kept in {state_path('gate')}",
+            "give its node's name in SLURMD_NODENAME, and the directory in ENVCHECK_HOME",
+        )
     new, unanswered = _run_all_again(kept, node)
     for verdict in new:
         if verdict.status != "pass":
@@ -176,8 +159,11 @@ def _rechecked(node: Boot) -> int:
         try:
             refused = slurm_node.resume(node.node)
         except OSError as error:
-            message = f"{node.node} passed, and is not resumed: {error.strerror}"
-            raise UnavailableError(message, fix="resume it as root, by scontrol") from error
+            refuse(
+                f"{node.node} passed, and is not resumed: {error.strerror}",
+                "resume it as root, by scontrol",
+                UnavailableError,
+            )
     passed = {name for verdict in new for name in verdict.covered}
     again = ", ".join(name for verdict in kept for name in verdict.again if name in passed) or _ALL_CHECKS
     click.echo(f"{node.node} passed again ({again}){f'; not resumed: {refused}' if refused else ', and is resumed'}")
@@ -186,23 +172,18 @@ def _rechecked(node: Boot) -> int:
 
 def _run_all_again(kept: list[NodeVerdict], node: Boot) -> tuple[list[NodeVerdict], bool]:
     """Return the new verdicts, and whether a fault of the node, found in an environment that is gone, has no answer."""
-    new = {verdict: _unless_gone(verdict, node) for verdict in kept}
-    answers = [answer for answer in new.values() if isinstance(answer, NodeVerdict)]
-    gone = {verdict: answer for verdict, answer in new.items() if isinstance(answer, ConfigError)}
-    for verdict, error in gone.items():
-        file = gate.path_of(node.node, verdict.subject)
-        say(f"left out: {verdict.subject.name}: {error.message}; delete {file}")
+    answers, gone = list[NodeVerdict](), dict[NodeVerdict, ConfigError]()
+    for verdict in kept:
+        try:
+            answers.append(_run_again(verdict, node))
+        except ConfigError as error:  # noqa: PERF203 (a node keeps few verdicts)
+            gone[verdict] = error
+            file = gate.path_of(node.node, verdict.subject)
+            say(f"left out: {verdict.subject.name}: {error.message}; delete {file}")
     if not answers:
         raise next(iter(gone.values()))
     answered = {name for answer in answers for name in answer.covered}
     return answers, any(verdict.of_node and not answered.issuperset(verdict.again) for verdict in gone)
-
-
-def _unless_gone(kept: NodeVerdict, node: Boot) -> NodeVerdict | ConfigError:
-    try:
-        return _run_again(kept, node)
-    except ConfigError as error:
-        return error
 
 
 def _run_again(kept: NodeVerdict, node: Boot) -> NodeVerdict:
@@ -215,7 +196,7 @@ def _run_again(kept: NodeVerdict, node: Boot) -> NodeVerdict:
     same = was == now and subject == kept.subject
     say(f"{node.node}: running {', '.join(kept.again) if same and kept.again else _ALL_CHECKS} in {subject.name}")
     question = GateQuestion(subject, kept.level, kept.require_gpu, math.inf)
-    new = _run(target or _target(options), question, None, kept.again if same else ())
+    new = _run(target or options.target(), question, None, kept.again if same else ())
     new = gate.merged(new, kept) if same else new
     if new.status == "error" or (
         new.node_unsure and not new.of_node
@@ -224,8 +205,7 @@ def _run_again(kept: NodeVerdict, node: Boot) -> NodeVerdict:
     try:
         gate.keep(new)
     except OSError as error:
-        message = f"the verdict of {node.node} is not kept: {error.strerror}"
-        raise UnavailableError(message, fix="run it as root") from error
+        refuse(f"the verdict of {node.node} is not kept: {error.strerror}", "run it as root", UnavailableError)
     return new
 
 
@@ -235,8 +215,7 @@ def _run(target: Target, question: GateQuestion, budget: float | None, only: tup
     path = gate.path_of(now.node, question.subject)
     verdict = gate.of_report(report, question.subject, now, gate.keep_report(report, path))
     if verdict is None:
-        message = "the run was cut short"
-        raise UnavailableError(message, fix="see with `envcheck run` what ends it")
+        refuse("the run was cut short", "see with `envcheck run` what ends it", UnavailableError)
     return verdict
 
 
@@ -248,20 +227,13 @@ def _verdict(options: GateOptions, node: Boot) -> tuple[NodeVerdict, str]:
     if kept is not None and not why:
         return kept, f"{node.uptime - kept.at.uptime:.0f} s ago"
     if options.kept_only:
-        message = f"no verdict to go by: {why}"
-        raise UnavailableError(message, fix="health.sh or a sweep renews it while the node is idle")
-    new = _run(target or _target(options), question, options.budget)
+        refuse(f"no verdict to go by: {why}", "health.sh or a sweep renews it while the node is idle", UnavailableError)
+    new = _run(target or options.target(), question, options.budget)
     try:
         gate.keep(new)
     except OSError as error:
         say(f"warning: the verdict is not kept: {error.strerror}; give $ENVCHECK_HOME a directory of yours")
     return new, "now"
-
-
-def _target(options: GateOptions) -> Target:
-    if options.image is not None:
-        return ContainerTarget(options.image, python=options.python)
-    return LocalPython(answering(_python(options)))
 
 
 def _subject(options: GateOptions) -> tuple[GatedEnvironment, Target | None]:

@@ -1,7 +1,6 @@
 """`envcheck images`: list the published cells and write them in other programs' formats; bills of materials; sizes."""
 
 import datetime as dt
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import click
-import msgspec
 
 from envcheck.cli import Settings
 from envcheck.cli.commands.resolve import fill
@@ -17,11 +15,13 @@ from envcheck.cli.options import (
     EXISTING_DIRECTORY,
     Argument,
     ImagesDirectory,
+    JsonOption,
     Option,
     command_with,
     complete_cells,
+    exclusive,
 )
-from envcheck.cli.shared.process import note, print_table, say
+from envcheck.cli.shared.process import note, print_answer, print_json, print_table, say
 from envcheck.counting import counted
 from envcheck.data import data_path, rendered
 from envcheck.errors import ConfigError, NothingLegalError, UnavailableError, refuse
@@ -43,7 +43,7 @@ CellTargets = tuple[Cell, list[Target]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImagesListOptions:
+class ImagesListOptions(JsonOption):
     selectors: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=complete_cells)] = ()
     format: Annotated[
         str | None, Option("Print the file that this program reads, not the list.", type=click.Choice(formats.FORMATS))
@@ -54,28 +54,21 @@ class ImagesListOptions:
     python: Annotated[str | None, Option("Only this Python version, e.g. 3.12.", metavar="X.Y")] = None
     cuda: Annotated[str | None, Option("--cuda", "--variant", "Only this CUDA.", metavar="X.Y|cuNNN|cpu")] = None
     platform: Annotated[
-        Literal["linux/amd64", "linux/arm64"] | None,
-        Option("With --format: only this platform. [all; linux/amd64 where the format takes one]"),
+        Literal["linux/amd64", "linux/arm64"] | None, Option("With --format: only this platform, not all.")
     ] = None
     repository: Annotated[str, Option("Repository of the tags, with --format: HOST/NAME.")] = REPOSITORY
-    as_json: Annotated[bool, Option("--json", "Print envcheck/images/1, for programs.")] = False
     images_dir: ImagesDirectory = None
 
 
-@command_with(ImagesListOptions, epilog="Example: envcheck images 'torch2.8*' --json")
+@command_with(ImagesListOptions)
 def list_(options: ImagesListOptions, settings: Settings) -> int:
-    """List the published cells (torch, CUDA variant, Python): the first driver, targets, and what runs here.
-
-    With --json also their bases, tags and all that they promise. A lock that cannot be used is named in its row and on
-    standard error; the other cells are listed.
-
-    Exit 0: listed, even if a cell lacks a lock; 1: none runs there; 2: a lock cannot be used, or wrong usage.
-    """
-    if options.format and options.as_json:
-        refuse("--format and --json exclude each other", "give one of them")
+    """List the published cells (torch, CUDA variant, Python): the first driver, targets, and what runs here."""
+    exclusive(format=options.format, json=options.as_json)
     if options.platform and not options.format:
-        message = "--platform is for --format: the list has every cell once"
-        raise ConfigError(message, fix="give --format github or --format bake, or leave --platform out")
+        refuse(
+            "--platform is for --format: the list has every cell once",
+            "give --format github or --format bake, or leave --platform out",
+        )
     matrix, directory = load(settings.matrix), options.images_dir or data_path("images")
     chosen = _selected(matrix, options)
     if options.format:
@@ -83,7 +76,7 @@ def list_(options: ImagesListOptions, settings: Settings) -> int:
         return 0
     rows = [_row(matrix, cell, targets, directory) for cell, targets in chosen]
     if options.as_json:
-        click.echo(json.dumps({"schema": "envcheck/images/1", "cells": rows}, indent=1))
+        print_json({"schema": "envcheck/images/1", "cells": rows})
     else:
         _show_list(rows, running_here(matrix))
     errors = [row["error"] for row in rows if row["error"]]
@@ -101,11 +94,14 @@ def _selected(matrix: Matrix, options: ImagesListOptions) -> list[CellTargets]:
         running = _running(matrix, query)
         chosen = [(cell, targets) for cell, targets in chosen if str(cell) in running]
         if not chosen:
-            fix = "`envcheck resolve` with the same options says why"
-            refuse("no selected cell runs there", fix, NothingLegalError)
+            refuse(
+                "no selected cell runs there", "`envcheck resolve` with the same options says why", NothingLegalError
+            )
     if not chosen:
-        message = f"no selected cell is published as {options.target}"
-        raise ConfigError(message, fix="choose a target that `envcheck images` lists for the cell")
+        refuse(
+            f"no selected cell is published as {options.target}",
+            "choose a target that `envcheck images` lists for the cell",
+        )
     return chosen
 
 
@@ -138,9 +134,9 @@ def _specs_of(
         if arch in archs
     ]
     if not specs:
-        message = f"no selected cell is published for {' or '.join(PLATFORMS[arch] for arch in archs)}"
-        raise ConfigError(
-            message, fix="leave --platform out, or choose a cell whose `platforms` in `envcheck images --json` name it"
+        refuse(
+            f"no selected cell is published for {' or '.join(PLATFORMS[arch] for arch in archs)}",
+            "leave --platform out, or choose a cell whose `platforms` in `envcheck images --json` name it",
         )
     return specs
 
@@ -148,8 +144,10 @@ def _specs_of(
 def _write(format_name: str, specs: list[ImageSpec], options: ImagesListOptions) -> None:
     repository, tag = parse(options.repository)
     if tag is not None:
-        message = f"--repository {options.repository} has the tag {tag!r}, and each image has a tag of its own"
-        raise ConfigError(message, fix=f"give --repository {repository}")
+        refuse(
+            f"--repository {options.repository} has the tag {tag!r}, and each image has a tag of its own",
+            f"give --repository {repository}",
+        )
     click.echo(formats.written(format_name, specs, repository), nl=False)
     for line in dict.fromkeys(str(no_lock(spec.cell, spec.arch)) for spec in specs if not spec.locks):
         cell, _, lacks = line.partition(" ")
@@ -203,22 +201,13 @@ class ImagesSbomOptions:
     images_dir: ImagesDirectory = None
 
 
-@command_with(ImagesSbomOptions, epilog="Example: envcheck images sbom torch2.13.0-cpu-py311")
+@command_with(ImagesSbomOptions)
 def sbom(options: ImagesSbomOptions, settings: Settings) -> None:
-    """Print the CycloneDX bill of materials of a cell's image, from its locks: versions, hashes, purls, licences.
-
-    It lists the packages of the target and those of envcheck's own environment in the image. The distribution's
-    packages are not locked: --image reads them off the image, and without it the document says so. A licence is what a
-    package's own metadata states; where no directory of --metadata has that version, it is NOASSERTION.
-    SOURCE_DATE_EPOCH sets the document's date.
-
-    Exit 0: printed; 2: the cell has no lock, the image is not the cell's, or wrong usage; 3: no engine answers.
-    """
+    """Print the CycloneDX bill of materials of a cell's image, from its locks: versions, hashes, purls, licences."""
     matrix = load(settings.matrix)
     cell = select_one(matrix, options.selector)
     if options.target not in matrix.targets(cell):
-        message = f"{cell} is not published as {options.target}"
-        raise ConfigError(message, fix=f"choose --target {' or '.join(matrix.targets(cell))}")
+        refuse(f"{cell} is not published as {options.target}", f"choose --target {' or '.join(matrix.targets(cell))}")
     spec = load_spec(matrix, cell, options.target, images_dir=options.images_dir)
     if not spec.locks:
         raise no_lock(cell)
@@ -236,12 +225,9 @@ class ImagesScanOptions:
     severity: Annotated[Literal["low", "medium", "high", "critical"], Option("The least that counts.")] = "high"
 
 
-@command_with(ImagesScanOptions, epilog="Example: envcheck images scan envcheck/torch:2.13.0-cpu-py311-runtime")
+@command_with(ImagesScanOptions)
 def scan(options: ImagesScanOptions, settings: Settings) -> int:
-    """Print the known vulnerabilities of an image, or of a file with a bill of materials, by Trivy or else Grype.
-
-    Exit 0: none of this severity; 1: there are; 2: wrong usage; 3: no scanner is on PATH, or it could not tell.
-    """
+    """Print the known vulnerabilities of an image, or of a file with a bill of materials, by Trivy or else Grype."""
     found, counts = vulnerabilities(options.subject), SEVERITIES[: SEVERITIES.index(options.severity) + 1]
     rows = [row for severity in counts for row in found if row[0] == severity]
     if not settings.quiet:
@@ -255,36 +241,26 @@ def _created() -> dt.datetime:
     try:
         seconds = int(epoch) if epoch else dt.datetime.now(dt.timezone.utc).timestamp()
         return dt.datetime.fromtimestamp(seconds, dt.timezone.utc)
-    except (ValueError, OverflowError, OSError) as error:
-        message = f"SOURCE_DATE_EPOCH is {epoch!r}, not seconds since 1970"
-        raise ConfigError(message, fix="set it to a whole number, or unset it") from error
+    except (ValueError, OverflowError, OSError):
+        refuse(f"SOURCE_DATE_EPOCH is {epoch!r}, not seconds since 1970", "set it to a whole number, or unset it")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageSizeOptions:
+class ImageSizeOptions(JsonOption):
     image: Annotated[str, Argument(metavar="IMAGE")]
     engine: Annotated[Literal["auto", "docker", "podman"], Option("Ask this engine for the image.")] = "auto"
-    as_json: Annotated[bool, Option("--json", "Print envcheck/image-size/1, with every package.")] = False
 
 
-@command_with(ImageSizeOptions, epilog="Example: envcheck images size envcheck/torch:2.13.0-cpu-py311-runtime")
+@command_with(ImageSizeOptions)
 def size(options: ImageSizeOptions, settings: Settings) -> None:
-    """Print where the bytes of a local image are: its layers, and its largest Python packages.
-
-    The image is started once, without a network, to count the files of its packages.
-
-    Exit 0: measured; 1: it has no Python; 2: wrong usage, or there is no such image; 3: no engine answers.
-    """
+    """Print where the bytes of a local image are: its layers, and its largest Python packages."""
     measured = measure(_engine(options.engine), options.image)
-    if options.as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(measured)))
-        return
-    click.echo(rendered("printed/size.txt.j2", {"size": measured, "quiet": settings.quiet}), nl=False)
+    text = rendered("printed/size.txt.j2", {"size": measured, "quiet": settings.quiet})
+    print_answer(measured, [text.rstrip("\n")], as_json=options.as_json)
 
 
 def _engine(wanted: Literal["auto", "docker", "podman"] = "auto") -> engines.ContainerEngine:
     engine = engines.find(wanted)
     if engine == "venv":
-        message = "neither docker nor podman answers"
-        raise UnavailableError(message, fix="start docker or podman")
+        refuse("neither docker nor podman answers", "start docker or podman", UnavailableError)
     return engine

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,13 +14,13 @@ import msgspec
 from envcheck import safe_files
 from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_FILE, Argument, JsonOption, Option, command_with
-from envcheck.cli.shared.process import print_json, say
+from envcheck.cli.shared.process import print_answer, print_section, say, styled, wrapped
 from envcheck.data import state_path
 from envcheck.errors import refuse
 from envcheck.mirrors import doctor
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.host_config import ca_bundle, distribution
-from envcheck.mirrors.profiles.load import BUILT_IN_NAMES, Preset, PresetEntry, load, presets
+from envcheck.mirrors.profiles.load import BUILT_IN_NAMES, Preset, load, presets
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.settings import FORMATS, SET_VARIABLE, RenderOptions, notes, render, settings_of
 
@@ -29,28 +29,19 @@ if TYPE_CHECKING:
     from envcheck.matrix.resolver.query import Query
 
 
-@command_with(JsonOption, name="list", epilog="`--mirror` also takes the path of a profile's YAML file.")
+@command_with(JsonOption, name="list")
 def list_(options: JsonOption, _settings: Settings) -> None:
-    """List the mirrors that `--mirror` takes by name.
-
-    No mirror is trusted: envcheck compares every file with its hash. The column "seen" has the day on which all
-    addresses of the mirror were last seen to work, or "never"; it is left out while no mirror was seen.
-    """
-    chosen = model.read_choice()
-    if options.as_json:
-        rows = [{"name": name, **msgspec.to_builtins(preset)} for name, preset in presets().items()]
-        print_json({"schema": "envcheck/mirrors/1", "chosen": chosen, "mirrors": rows})
-        return
-    click.echo(_chosen(chosen))
-    click.echo("\n".join([f"{name:<11} {text}" for name, text in _BUILT_IN.items()]))
-    table = [("name", "seen", "for", "region")]
-    for name, preset in presets().items():
-        kinds = ", ".join(dict.fromkeys(entry.kind for entry in preset.entries))
-        table.append((name, _first_seen(preset), kinds, preset.region))
-    unseen = {row[1] for row in table[1:]} == {"never"}
-    for name, seen, kinds, region in [("", "", "", ""), *table]:
-        click.echo(f"{name:<11} {'' if unseen else f'{seen:<11} '}{kinds:<46} {region}".rstrip())
-    click.echo("\n`envcheck mirror show NAME` shows what a mirror sets, lacks and cannot do.")
+    """List the mirrors that `--mirror` takes by name."""
+    chosen, known = model.read_choice(), presets()
+    rows = [("name", "seen", "for", "region"), *(_row(name, preset) for name, preset in known.items())]
+    unseen = {row[1] for row in rows[1:]} == {"never"}
+    lines = [_chosen(chosen), *(f"{name:<11} {text}" for name, text in _BUILT_IN.items()), ""]
+    for name, seen, kinds, region in rows:
+        lines.append(f"{name:<11} {'' if unseen else f'{seen:<11} '}{kinds:<46} {region}".rstrip())
+    lines += ["", "`envcheck mirror show NAME` shows what a mirror sets, lacks and cannot do."]
+    mirrors = [{"name": name, **msgspec.to_builtins(preset)} for name, preset in known.items()]
+    document = {"schema": "envcheck/mirrors/1", "chosen": chosen, "mirrors": mirrors}
+    print_answer(document, lines, as_json=options.as_json)
 
 
 def _chosen(choice: str | None) -> str:
@@ -64,9 +55,10 @@ _BUILT_IN = {
 }
 
 
-def _first_seen(preset: Preset) -> str:
+def _row(name: str, preset: Preset) -> tuple[str, str, str, str]:
     days = [entry.last_verified for entry in preset.entries]
-    return str(min(day for day in days if day)) if all(days) else "never"
+    seen = str(min(day for day in days if day)) if all(days) else "never"
+    return name, seen, ", ".join(dict.fromkeys(entry.kind for entry in preset.entries)), preset.region
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +68,7 @@ class MirrorUseOptions:
 
 @command_with(MirrorUseOptions)
 def use_(options: MirrorUseOptions, _settings: Settings) -> None:
-    """Choose the profile that `--mirror user` means, for this user. `none` removes the choice.
-
-    build, fetch and store use it if --mirror is not given; the settings of other programs stay as they are.
-
-    \b
-    envcheck mirror use tuna
-    envcheck mirror use site.yaml
-    """
+    """Choose the profile that `--mirror user` means, for this user. `none` removes the choice."""
     profile = options.profile
     if profile == "user":
         refuse("`mirror use user` is circular", "pass a name from `envcheck mirror list`, or a YAML file")
@@ -109,22 +94,9 @@ class MirrorShowOptions:
             refuse(f"{self.variant!r} is not a variant", "write cu128, cpu, …")
 
 
-@command_with(
-    MirrorShowOptions, name="show", epilog="Exit 2: the profile does not exist, or it sets nothing for that client."
-)
+@command_with(MirrorShowOptions, name="show")
 def show_(options: MirrorShowOptions, settings: Settings) -> None:
-    """Show what a profile sets, what it lacks, and what its settings cannot do.
-
-    With --format, print the settings on standard output, and what they cannot do on standard error. They name a CA and
-    places of secrets on this machine, never a secret. apt's are for this machine's release.
-
-    --format env prints commands of a POSIX shell, which first unset what an earlier call set; `none` does only that.
-
-    \b
-    envcheck mirror show tuna
-    envcheck mirror show site.yaml --format uv --variant cu128 > uv.toml
-    eval "$(envcheck mirror show site.yaml --format env)"
-    """
+    """Show what a profile sets, what it lacks, and what its settings cannot do."""
     profile, (distro, suite) = load(options.profile), distribution()
     render_with = RenderOptions(variant=options.variant, distro=distro, suite=suite)
     if options.format_name is None:
@@ -167,13 +139,12 @@ def _print_profile(name: str, profile: Profile, options: RenderOptions) -> None:
             click.echo(f"  {key if number == 0 else '':<11} {row}")
     click.echo(f"  --format sets it for {', '.join(formats)}" if formats else "  it sets nothing")
     if preset is not None:
-        _section("Lacks", [*preset.lacks, *(f"{e.kind}: {text}" for e in preset.entries for text in e.lacks)])
-        _section("Sources", [f"{e.kind}, {_last_seen(e)}: {e.source}" for e in preset.entries])
-    _section("Cannot", [*texts, *notes(profile, "torch", options, sets=True)])
-
-
-def _last_seen(entry: PresetEntry) -> str:
-    return f"seen to work on {entry.last_verified}" if entry.last_verified else "never seen to work"
+        print_section("Lacks", [*preset.lacks, *(f"{e.kind}: {text}" for e in preset.entries for text in e.lacks)])
+        seen = [
+            f"seen to work on {e.last_verified}" if e.last_verified else "never seen to work" for e in preset.entries
+        ]
+        print_section("Sources", [f"{e.kind}, {day}: {e.source}" for e, day in zip(preset.entries, seen, strict=True)])
+    print_section("Cannot", dict.fromkeys([*texts, *notes(profile, "torch", options, sets=True)]))
 
 
 def _changed(profile: Profile) -> dict[str, Any]:
@@ -190,40 +161,14 @@ def _rows(value: Any) -> list[str]:
     return [row for item in value for row in _rows(item)] if isinstance(value, list) else [str(value)]
 
 
-def _section(title: str, items: list[str]) -> None:
-    if items:
-        click.echo("\n".join([f"\n{title}", *(_wrapped(item, "  - ") for item in dict.fromkeys(items))]))
-
-
-def _wrapped(text: str, first: str) -> str:
-    return textwrap.fill(
-        text, 80, initial_indent=first, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
-class MirrorDoctorOptions:
+class MirrorDoctorOptions(JsonOption):
     files: Annotated[tuple[Path, ...], Argument(type=EXISTING_FILE)] = ()
-    as_json: Annotated[bool, Option("--json", "Print envcheck/mirror-doctor/1.")] = False
 
 
-@command_with(
-    MirrorDoctorOptions,
-    name="doctor",
-    epilog="Exit 0: no findings, or only outdated ones; 1: danger or unreal; 2: a file is not text (the others are "
-    "examined); 3: a setting of this machine cannot be read.",
-)
+@command_with(MirrorDoctorOptions, name="doctor")
 def doctor_(options: MirrorDoctorOptions, settings: Settings) -> int:
-    """Find settings of mirrors and downloads that no program reads, or that are dangerous, and suggest fixes.
-
-    FILES are Dockerfiles, scripts, requirements, Python, pip.conf and similar files. What they pin is judged as by
-    `envcheck resolve --from`. Without FILES, the command examines this environment's variables, and the settings of
-    pip, uv, npm, conda, docker, podman and the shells on this machine. It prints no values: they may be secrets.
-
-    \b
-    envcheck mirror doctor
-    envcheck mirror doctor Dockerfile train.py ~/.bashrc
-    """
+    """Find settings of mirrors and downloads that no program reads, or that are dangerous, and suggest fixes."""
     texts, unreadable = doctor.read_files(options.files) if options.files else doctor.read_machine()
     for error in unreadable:
         say(str(error))
@@ -234,15 +179,15 @@ def doctor_(options: MirrorDoctorOptions, settings: Settings) -> int:
 
         findings += pinned(texts, load_matrix(settings.matrix), Query())
         findings.sort(key=lambda finding: (finding.where, finding.line, finding.id))
-    if options.as_json:
-        examined = [{"name": text.name, "kind": text.kind} for text in texts]
-        report = {"schema": "envcheck/mirror-doctor/1", "looked_at": examined, "findings": findings}
-        report["unreadable"] = [error.message for error in unreadable]
-        print_json(report)
-    else:
-        print_findings(findings, quiet=settings.quiet)
-        missing = f", {len(unreadable)} cannot be read" if unreadable else ""
-        click.echo(f"{len(texts)} examined{missing}: {counted(findings)}")
+    document = {
+        "schema": "envcheck/mirror-doctor/1",
+        "looked_at": [{"name": text.name, "kind": text.kind} for text in texts],
+        "findings": findings,
+        "unreadable": [error.message for error in unreadable],
+    }
+    missing = f", {len(unreadable)} cannot be read" if unreadable else ""
+    lines = [*told(findings, quiet=settings.quiet), f"{len(texts)} examined{missing}: {counted(findings)}"]
+    print_answer(document, lines, as_json=options.as_json)
     if options.files and unreadable:
         return 2
     return 1 if any(finding.level != "outdated" for finding in findings) else 3 if unreadable else 0
@@ -270,11 +215,9 @@ def counted(findings: list[doctor.DoctorFinding]) -> str:
     return ", ".join(f"{number} {level}" for number, level in levels if number) or "no findings"
 
 
-def print_findings(findings: list[doctor.DoctorFinding], *, quiet: bool) -> None:
-    """Print the place of each finding, what is wrong, and what to write instead."""
+def told(findings: list[doctor.DoctorFinding], *, quiet: bool) -> Iterator[str]:
+    """Yield the place of each finding, what is wrong, and what to write instead."""
     for finding in findings:
         place = finding.where if finding.where == "environment" else f"{finding.where}:{finding.line}"
-        styled = click.style(finding.level, fg=_COLOURS[finding.level], bold=True)
-        click.echo(f"{place}: {finding.level if os.environ.get('NO_COLOR') else styled} {finding.id}")
-        for text in () if quiet else (finding.what, f"fix: {finding.fix}"):
-            click.echo(_wrapped(text, "    "))
+        yield f"{place}: {styled(finding.level, _COLOURS[finding.level])} {finding.id}"
+        yield from [] if quiet else [wrapped(text, "    ", "    ") for text in (finding.what, f"fix: {finding.fix}")]

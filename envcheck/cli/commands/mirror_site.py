@@ -72,12 +72,7 @@ class MirrorSiteRenderOptions:
 
 @command_with(MirrorSiteRenderOptions)
 def command(options: MirrorSiteRenderOptions, settings: Settings) -> None:
-    """Write the configuration of a site below DIRECTORY: nginx, its caches, metrics, alerts, compose and systemd.
-
-    Upstreams come from the profile, else they are the clients' defaults. A new render keeps files that you edited as
-    NAME.edited. A SOURCE is rsync's: rsync://HOST/MODULE, HOST:PATH or /PATH. client.yaml is the mirror profile for
-    the site's clients. docs/mirror-site.md says how systemd starts the site, and what to do without upstreams.
-    """
+    """Write the configuration of a site below DIRECTORY: nginx, its caches, metrics, alerts, compose and systemd."""
     profile, directory = load(options.mirror), options.directory
     site = site_from_options(settings, directory.absolute(), profile, options)
     roots = ca_bundle(profile)

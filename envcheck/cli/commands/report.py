@@ -11,8 +11,8 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.cli import Settings, report_output
-from envcheck.cli.options import FILE, Argument, ChecksDirectory, FiniteRange, Option, command_with
-from envcheck.cli.shared.process import console, names
+from envcheck.cli.options import FILE, Argument, ChecksDirectory, FiniteRange, JsonOption, Option, command_with
+from envcheck.cli.shared.process import console, names, print_answer
 from envcheck.counting import printable
 from envcheck.errors import all_of
 from envcheck.matrix.file.load import load as load_matrix
@@ -32,33 +32,28 @@ class ReportShowOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportConvertOptions:
-    file: _Report
+class ReportConvertOptions(ReportShowOptions):
     format_name: Annotated[str, Option("--format", "Write this format.", type=click.Choice(formats.names()))]
     output: _Output = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportCompareOptions:
+class ReportCompareOptions(JsonOption):
     before: _Report
     after: _Report
     threshold: Annotated[float | None, Option("Least change that counts [0.05].", type=FiniteRange(0, 1))] = None
-    as_json: Annotated[bool, Option("--json", "Print the comparison as JSON.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportRedactOptions:
-    file: _Report
+class ReportRedactOptions(ReportShowOptions):
     output: _Output = None
     key: Annotated[str, Option("Same pseudonyms in every report of this key; keep it secret.", metavar="TEXT")] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportJudgeOptions:
-    file: _Report
+class ReportJudgeOptions(ReportShowOptions, JsonOption):
     checks: ChecksDirectory = None
     output: Annotated[Path | None, Option("-o", "--output", "Write the new report here.", type=FILE)] = None
-    as_json: Annotated[bool, Option("--json", "Print the report as JSON.")] = False
 
 
 @command_with(ReportShowOptions)
@@ -69,14 +64,7 @@ def show(options: ReportShowOptions, settings: Settings) -> None:
 
 @command_with(ReportConvertOptions)
 def convert(options: ReportConvertOptions, _settings: Settings) -> None:
-    """Write a report in another format.
-
-    \b
-    envcheck report convert envcheck-report.json --format junit -o junit.xml
-    envcheck report convert r.json --format markdown >> "$GITHUB_STEP_SUMMARY"
-    envcheck report convert r.json --format prometheus \\
-        -o /var/lib/node_exporter/textfile/envcheck.prom
-    """
+    """Write a report in another format."""
     text = formats.named(options.format_name).render(load(options.file))
     report_output.apart(FILE=options.file, output=options.output)
     _deliver(text.encode(), options.output)
@@ -91,34 +79,16 @@ def _deliver(content: bytes, output: Path | None) -> None:
 
 @command_with(ReportCompareOptions)
 def compare(options: ReportCompareOptions, _settings: Settings) -> int:
-    """Say what changed between two runs, and what got slower.
-
-    \b
-    envcheck report compare last-week.json envcheck-report.json
-
-    GPUs are matched by their UUIDs. A speed is slower when the median over its
-    curve fell by more than the threshold (5 % on GPUs, 30 % on a CPU), by more
-    than 4 standard errors of that median, and by more than the repeats of either run differ. Exit 0: nothing got
-    worse; 1: something did; 3: the two have nothing in common.
-    """
+    """Say what changed between two runs, and what got slower."""
     before, after = all_of(partial(load, options.before), partial(load, options.after))
     found = comparison.compare(before, after, options.threshold)
-    text = comparison.encode(found) if options.as_json else "\n".join(comparison.lines(found))
-    click.echo(text, nl=not options.as_json)
+    print_answer(found, comparison.lines(found), as_json=options.as_json)
     return found.exit_code
 
 
 @command_with(ReportRedactOptions)
 def redact(options: ReportRedactOptions, _settings: Settings) -> None:
-    """Replace the names in a report: hosts, users, UUIDs, paths.
-
-    \b
-    envcheck report redact envcheck-report.json -o to-share.json
-    ENVCHECK_REPORT_REDACT_KEY=... envcheck report redact envcheck-report.json
-
-    Each name gets one pseudonym. Both reports are judged again; if a status
-    differs, nothing is written.
-    """
+    """Replace the names in a report: hosts, users, UUIDs, paths."""
     names(options.key)  # An error's line names no path either.
     report_output.apart(FILE=options.file, output=options.output)
     _deliver(encode(redaction.redact(load(options.file), options.key)), options.output)
@@ -126,15 +96,7 @@ def redact(options: ReportRedactOptions, _settings: Settings) -> None:
 
 @command_with(ReportJudgeOptions)
 def judge(options: ReportJudgeOptions, settings: Settings) -> int:
-    """Apply today's rules and limits to an old report.
-
-    \b
-    envcheck report judge last-month.json
-    envcheck --matrix matrix.yaml report judge last-month.json --output again.json
-
-    Nothing is measured. A check that broke, or was not run, stays as it was.
-    The exit code is that of `envcheck run`.
-    """
+    """Apply today's rules and limits to an old report."""
     report_output.apart(FILE=options.file, output=options.output)
     rejudged = rejudge(load(options.file), load_matrix(settings.matrix) if settings.matrix else None, options.checks)
     if options.output is not None:
@@ -168,13 +130,9 @@ class SchemaOptions:
     name: Annotated[Literal["matrix", "extensions", "report", "fleet", "fleet-plan"], Argument()]
 
 
-@command_with(SchemaOptions, short_help="Print the JSON Schema of a document.")
+@command_with(SchemaOptions)
 def schema(options: SchemaOptions, _settings: Settings) -> None:
-    """Print the JSON Schema of matrix.yaml, extensions.yaml, a report, a fleet's report or plan.
-
-    \b
-    envcheck schema report > report.schema.json
-    """
+    """Print the JSON Schema of matrix.yaml, extensions.yaml, a report, a fleet's report or plan."""
     click.echo(schema_of(options.name), nl=False)
 
 

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import sys
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,9 @@ import click
 import msgspec
 
 from envcheck.cli import Settings
-from envcheck.cli.options import ARCHS, EXISTING_FILE, FILE, Option, command_with
-from envcheck.cli.shared.process import print_json, print_table
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.cli.options import ARCHS, EXISTING_FILE, FILE, JsonOption, Option, ReleaseOptions, command_with
+from envcheck.cli.shared.process import print_answer, print_json, print_section, print_table, styled
+from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.matrix.facts.lookup import Facts, find_gpu
 from envcheck.matrix.facts.model import PYTORCH, HostArch, Matrix
 from envcheck.matrix.file.load import load
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 _VERSION: Final = re.compile(r"^version(?:_info)?\s*=\s*(3\.\d+)", re.MULTILINE)
 _NAME: Final = re.compile(r"python(3\.\d+t?)")
-_WIDTH: Final = 80
 _COLOURS: Final = {"ok": "green", "driver-ok-via-minor-compat": "green", "forward-compat-required": "yellow"}
 _PLAIN: Final = {
     "ok": "the driver and the GPU are made for it, or it needs neither",
@@ -47,50 +45,26 @@ _PLAIN: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResolveOptions:
-    torch: Annotated[str | None, Option('2.8, 2.8.0, ">=2.6,<2.9", or nightly.', metavar="REQ")] = None
-    cuda: Annotated[
-        str | None,
-        Option("--cuda", "--variant", "The wheel's CUDA: 12.8, or as its name says it.", metavar="X.Y|cuNNN|cpu"),
-    ] = None
-    python: Annotated[str | None, Option("Python version, e.g. 3.12 or 3.13t.", metavar="X.Y")] = None
+class ResolveOptions(ReleaseOptions, JsonOption):
     driver: Annotated[str | None, Option("NVIDIA driver, 570.124.06, or its branch, 570.", metavar="VERSION")] = None
-    gpus: Annotated[
-        tuple[str, ...], Option("--gpu", "GPU model. Repeatable, for a node with several models.", metavar="NAME")
-    ] = ()
+    gpus: Annotated[tuple[str, ...], Option("--gpu", "GPU model. Repeatable, for several models.", metavar="NAME")] = ()
     number: Annotated[
-        int | None, Option("--gpus", "How many of them; no verdict depends on it.", metavar="N", type=click.IntRange(1))
+        int | None, Option("--gpus", "How many; no verdict needs it.", type=click.IntRange(1), metavar="N")
     ] = None
     cc: Annotated[tuple[str, ...], Option("Compute capability, for a GPU without a name.", metavar="X.Y")] = ()
     arch: Annotated[Literal["x86_64", "amd64", "aarch64", "arm64"] | None, Option("Host architecture.")] = None
-    base_cuda: Annotated[
-        str | None, Option("Also say what an nvidia/cuda base image of that CUDA or tag refuses.", metavar="X.Y|TAG")
-    ] = None
+    base_cuda: Annotated[str | None, Option("Also say what this nvidia/cuda image refuses.", metavar="X.Y|TAG")] = None
     requirements: Annotated[
-        tuple[str, ...],
-        Option(
-            "--with",
-            'A native extension that must fit too: flash-attn, "vllm>=0.16". Repeatable.',
-            metavar="NAME[SPEC]",
-        ),
+        tuple[str, ...], Option("--with", "A native extension that must fit too. Repeatable.", metavar="NAME[SPEC]")
     ] = ()
     third_party: Annotated[bool, Option("Allow wheels that other authors built; the newest torch comes first.")] = False
-    extensions: Annotated[
-        Path | None,
-        Option("Your own facts about extensions, in addition to the shipped ones.", type=FILE, metavar="FILE"),
-    ] = None
-    mirror: Annotated[str, Option("Mirror profile whose PyTorch index the pip command names.", metavar="PROFILE")] = (
-        "user"
-    )
+    extensions: Annotated[Path | None, Option("Your own facts about extensions.", type=FILE, metavar="FILE")] = None
+    mirror: Annotated[str, Option("Mirror whose PyTorch index pip is given.", metavar="PROFILE")] = "user"
     everything: Annotated[bool, Option("--all", "List every cell with its verdict.")] = False
-    from_file: Annotated[
-        Path | None,
-        Option("--from", "Judge what a Dockerfile or a list of requirements pins.", type=EXISTING_FILE, metavar="FILE"),
-    ] = None
-    here: Annotated[
-        bool | None, Option("--here/--no-here", "Read what is not given from this node, or leave it open.")
-    ] = None
-    as_json: Annotated[bool, Option("--json", "Print envcheck/resolution/1.")] = False
+    from_file: Annotated[Path | None, Option("--from", "Judge what it pins.", type=EXISTING_FILE, metavar="FILE")] = (
+        None
+    )
+    here: Annotated[bool | None, Option("--here/--no-here", "Read off this node what is not given, or not.")] = None
 
     def query(self) -> Query:
         """Return the combination that is asked for."""
@@ -107,32 +81,16 @@ class ResolveOptions:
 
 @command_with(ResolveOptions)
 def command(options: ResolveOptions, settings: Settings) -> int:
-    """Say which torch, CUDA variant and Python can run, why, and what the alternatives are.
-
-    Without a driver, GPU or --arch, the answer is for this node: its driver, GPUs, architecture and active Python are
-    read. With one of them, the answer is for another machine, and nothing is read without --here.
-
-    --from FILE judges a Dockerfile, a script, requirements, pyproject.toml, uv.lock or environment.yml, for any node or
-    the one described, and says what to write instead.
-
-    Exit status: 0 when something can run, 1 when nothing can, or a line of FILE cannot work, 2 on bad input, 3 when
-    this node cannot be read.
-
-    \b
-    envcheck resolve
-    envcheck resolve --torch 2.8.0 --gpu H100 --driver 570.124.06
-    envcheck resolve --cuda cu130 --gpu "RTX 4090" --driver 550.54.14
-    envcheck resolve --with flash-attn --with "vllm>=0.16" --gpu H100 --driver 550
-    envcheck resolve --from Dockerfile --gpu A100 --driver 535
-    """
+    """Say which torch, CUDA variant and Python can run, why, and what the alternatives are."""
     ignored = "--extensions" if options.extensions else "--third-party" if options.third_party else None
     if ignored and not options.requirements:
-        message = f"{ignored} is for the extensions of --with, and there are none"
-        raise ConfigError(message, fix=f"add --with, or leave {ignored} out")
+        refuse(f"{ignored} is for the extensions of --with, and there are none", f"add --with, or leave {ignored} out")
     stated = [options.torch, options.cuda, options.base_cuda, options.requirements, options.everything]
     if options.from_file and any(stated):
-        message = "--from takes no --torch, --cuda, --base-cuda, --with and --all"
-        raise ConfigError(message, fix="leave them out: the file says what to install")
+        refuse(
+            "--from takes no --torch, --cuda, --base-cuda, --with and --all",
+            "leave them out: the file says what to install",
+        )
     matrix = load(settings.matrix)
     query, read, notes = normalized(options.query()), dict[str, str](), list[str]()
     another = bool(query.driver or query.gpus or query.cc or query.arch or options.from_file)
@@ -145,16 +103,11 @@ def command(options: ResolveOptions, settings: Settings) -> int:
     if options.from_file is not None:
         return _judge_file(options.from_file, matrix, query, as_json=options.as_json, quiet=settings.quiet)
     answer = resolve(matrix, query, base_cuda=options.base_cuda, read_here=read, notes=notes)
-    extended = _with_extensions(options, matrix, answer, notes) if options.requirements else None
-    answer = extended or answer
-    answer = msgspec.structs.replace(answer, pip=pip_command(answer, _profile(options.mirror)))
-    if extended is not None:
-        from envcheck.cli.shared.extension_steps import with_steps  # most questions have no extension
-
-        extended = with_steps(matrix, msgspec.structs.replace(extended, pip=answer.pip), options.extensions)
-        answer = extended
+    profile = _profile(options.mirror)
+    extended = _with_extensions(options, matrix, answer, notes, profile) if options.requirements else None
+    answer = extended or msgspec.structs.replace(answer, pip=pip_command(answer, profile))
     if options.as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(extended or answer)).decode())
+        print_json(answer)
     else:
         show(answer, extended=extended, everything=options.everything, quiet=settings.quiet)
     if not answer.legal and not matching(matrix.torch, answer.query.torch):
@@ -172,49 +125,46 @@ def _judge_file(path: Path, matrix: Matrix, query: Query, *, as_json: bool, quie
     documents, errors = read_files([path])
     for error in errors:
         raise error
-    findings = mirror.pinned(documents, matrix, query)
-    if as_json:
-        print_json({"schema": "envcheck/pinned/1", "wanted": query, "findings": findings})
-    else:
-        mirror.print_findings(findings, quiet=quiet)
-        file = read(documents[0])
-        looked_at = f"{len(file.pins)} requirements and {len(file.bases)} images read"
-        unknown = ", ".join(not_on_record(extensions.load(), file))
-        rest = f"; not on record, so not judged: {unknown}" if unknown else ""
-        click.echo(f"{path}: {looked_at}: {mirror.counted(findings)}{rest}")
+    findings, file = mirror.pinned(documents, matrix, query), read(documents[0])
+    looked_at = f"{len(file.pins)} requirements and {len(file.bases)} images read"
+    unknown = ", ".join(not_on_record(extensions.load(), file))
+    rest = f"; not on record, so not judged: {unknown}" if unknown else ""
+    lines = [*mirror.told(findings, quiet=quiet), f"{path}: {looked_at}: {mirror.counted(findings)}{rest}"]
+    print_answer({"schema": "envcheck/pinned/1", "wanted": query, "findings": findings}, lines, as_json=as_json)
     return 1 if any(finding.level == "unreal" for finding in findings) else 0
 
 
 def _profile(name: str) -> Profile:
     """Return the mirror's profile; YAML is imported only where it must be read."""
-    profile = model.plain_profile(name)
-    if profile is None:
-        from envcheck.mirrors.profiles.load import load
+    if plain := model.plain_profile(name):
+        return plain
+    from envcheck.mirrors.profiles.load import load
 
-        profile = load(name)
-    return profile
+    return load(name)
 
 
 def _with_extensions(
-    options: ResolveOptions, matrix: Matrix, plain: Resolution, notes: list[str]
+    options: ResolveOptions, matrix: Matrix, plain: Resolution, notes: list[str], profile: Profile
 ) -> "ExtensionResolution":
+    from envcheck.cli.shared.extension_steps import with_steps  # most questions have no extension
     from envcheck.matrix.extensions import file
     from envcheck.matrix.extensions.answer import resolve_with, wanted_extensions
 
     extensions = file.load()
     if options.extensions is not None:
         extensions = file.merged(extensions, file.load(options.extensions))
-    required_extensions = wanted_extensions(extensions, [*options.requirements])
-    return resolve_with(
+    answer = resolve_with(
         matrix,
         extensions,
         plain,
-        required_extensions,
+        wanted_extensions(extensions, [*options.requirements]),
         third_party=options.third_party,
         every_cell=options.everything or options.as_json,
         base_cuda=options.base_cuda,
         notes=notes,
     )
+    answer = msgspec.structs.replace(answer, pip=pip_command(answer, profile))
+    return with_steps(matrix, answer, options.extensions)
 
 
 class FilledQuery(NamedTuple):
@@ -254,8 +204,11 @@ def _machine(matrix: Matrix, query: Query, snapshot: "Snapshot", read: dict[str,
         return query.replace(variant="cpu")
     if query.driver is None:
         if not isinstance(driver.value, str):
-            message = f"this node has a GPU, but its driver version could not be read: {driver.reason}"
-            raise UnavailableError(message, fix="give it with --driver")
+            refuse(
+                f"this node has a GPU, but its driver version could not be read: {driver.reason}",
+                "give it with --driver",
+                UnavailableError,
+            )
         query, read["driver"] = query.replace(driver=driver.value), driver.value
     if not query.gpus and not query.cc:
         query = _gpus(matrix, query, snapshot, read)
@@ -272,26 +225,16 @@ def _gpus(matrix: Matrix, query: Query, snapshot: "Snapshot", read: dict[str, st
             capabilities.append(capability.value)
         else:
             why = capability.reason or name.reason or "NVML gives neither a known name nor a compute capability"
-            message = f"GPU {gpu.uuid} cannot be identified: {why}"
-            raise UnavailableError(message, fix="give it with --gpu or --cc")
+            refuse(f"GPU {gpu.uuid} cannot be identified: {why}", "give it with --gpu or --cc", UnavailableError)
     read["gpu"] = ", ".join([*names, *(f"compute capability {cc}" for cc in capabilities)])
     return query.replace(gpus=list(dict.fromkeys(names)), cc=list(dict.fromkeys(capabilities)))
 
 
 def active_python(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the version (3.12, 3.13t) of the Python that `python3` is here, without starting it.
+    """Return the version (3.12, 3.13t) of the Python that a run would validate, without starting it."""
+    from envcheck.runner.local_python import choose_python  # a question about another machine needs none
 
-    An active virtual environment comes first, then `python3` on PATH; when neither tells, the Python this runs on.
-    """
-    import shutil  # here, as it loads all that compresses
-
-    venv = environ.get("VIRTUAL_ENV")
-    python = shutil.which("python3", path=environ.get("PATH"))
-    for executable in (Path(venv, "bin", "python3") if venv else None, Path(python) if python else None):
-        version = _version_of(executable) if executable is not None else None
-        if version is not None:
-            return version
-    return f"3.{sys.version_info.minor}"
+    return _version_of(choose_python(None, environ).python) or f"3.{sys.version_info.minor}"
 
 
 def _version_of(executable: Path) -> str | None:
@@ -316,26 +259,25 @@ def show(
     steps = extended.commands[1:] if extended is not None else []
     # A comment of the shell, so that the lines can be pasted as they are.
     order = ["  # run these in this order:"] if steps else []
-    for line in [cell, why, *order, *pip, *(f"  {command}" for command in steps)]:
-        click.echo(line)
+    click.echo("\n".join([cell, why, *order, *pip, *(f"  {command}" for command in steps)]))
     if quiet:
         return
     if extended is not None:
         from envcheck.cli.shared.extension_steps import lines
 
-        _section("With", lines(extended))
-    _section("Why", answer.reasons)
+        print_section("With", lines(extended))
+    print_section("Why", answer.reasons)
     told = {answer.verdict}
     offers = [f"{row.change}\n{row.cell} ({_told(row.verdict, told)})" for row in answer.alternatives]
-    _section("Or", offers)
-    _section("Build", extended.build if extended is not None else _published(answer))
+    print_section("Or", offers)
+    print_section("Build", extended.build if extended is not None else _published(answer))
     read = [f"read from this node: {name} {value}" for name, value in answer.read_here.items()]
     weak = [f"not confirmed by a second source (verified: false): {fact}" for fact in answer.weak]
-    _section("Note", [*answer.notes, *read, *weak])
+    print_section("Note", [*answer.notes, *read, *weak])
     if everything:
         _tables(answer, extended)
         verdicts = dict.fromkeys([row.verdict for row in answer.ranked] + [row.verdict for row in answer.rejected])
-        _section("Verdicts", [f"{name}: {_PLAIN[name]}" for name in verdicts if name in _PLAIN])
+        print_section("Verdicts", [f"{name}: {_PLAIN[name]}" for name in verdicts if name in _PLAIN])
 
 
 def _told(verdict: str, told: set[str]) -> str:
@@ -346,20 +288,16 @@ def _told(verdict: str, told: set[str]) -> str:
 
 
 def _head(answer: Resolution) -> list[str]:
-    verdict = _style(answer.verdict, _COLOURS.get(answer.verdict, "red"))
+    verdict = styled(answer.verdict, _COLOURS.get(answer.verdict, "red"))
     why = f"why: {verdict}" + (f" ({plain})" if (plain := _PLAIN.get(answer.verdict)) else "")
     if answer.cell is None:
         return ["does not run: no combination matches", why]
-    return [f"runs: {_style(answer.cell)}", why, *(f"  {line}" for line in _pip(answer))]
+    return [f"runs: {styled(answer.cell)}", why, *(f"  {line}" for line in _pip(answer))]
 
 
 def _pip(answer: Resolution) -> list[str]:
-    command, option, url = answer.pip.partition(" --index-url ")
-    if not option:
-        command, option, url = answer.pip.partition(" --find-links ")
-    if not option:
-        return [command] if command else []
-    return [f"{command} \\", f"   {option}{url}"]
+    command, _, url = answer.pip.rpartition(" --")  # of its index, if it names one
+    return [f"{command} \\", f"    --{url}"] if command else [url] * bool(url)
 
 
 def pip_command(answer: Resolution, profile: Profile) -> str:
@@ -393,27 +331,6 @@ def _published(answer: Resolution) -> list[str]:
     return [f"envcheck build {answer.published}{other}", *better]
 
 
-def _section(title: str, items: list[str]) -> None:
-    if not items:
-        return
-    click.echo()
-    click.echo(_style(title))
-    for item in items:
-        start = "  - "
-        for line in item.split("\n"):
-            click.echo(
-                textwrap.fill(
-                    line,
-                    _WIDTH,
-                    initial_indent=start,
-                    subsequent_indent="    ",
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-            )
-            start = "    "
-
-
 def _tables(answer: Resolution, extended: "ExtensionResolution | None") -> None:
     rows = [(row.cell, row.verdict if row.verified else f"{row.verdict} (not confirmed)") for row in answer.ranked]
     rows += [(f"torch{row.torch}-{row.variant}", row.verdict) for row in answer.rejected]
@@ -423,7 +340,3 @@ def _tables(answer: Resolution, extended: "ExtensionResolution | None") -> None:
     for heading, lines_ in tables.items():
         click.echo()
         print_table(("cell", heading), lines_)
-
-
-def _style(text: str, colour: str | None = None) -> str:
-    return text if os.environ.get("NO_COLOR") else click.style(text, fg=colour, bold=True)

@@ -1,7 +1,6 @@
 """`envcheck run`."""
 
 import functools
-import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,17 @@ from msgspec import structs
 from envcheck import __version__
 from envcheck.checks import LEVELS
 from envcheck.cli import Settings, report_output
-from envcheck.cli.options import FILE, ChecksDirectory, Duration, FiniteRange, Option, command_with, complete_checks
+from envcheck.cli.options import (
+    FILE,
+    ChecksDirectory,
+    Duration,
+    EnvironmentOptions,
+    FiniteRange,
+    Option,
+    command_with,
+    complete_checks,
+    exclusive,
+)
 from envcheck.cli.report_output import DEFAULT, Destinations, Output, OutputType
 from envcheck.cli.shared import process
 from envcheck.cli.shared.process import last_line, say
@@ -26,10 +35,9 @@ from envcheck.reports import terminal
 from envcheck.reports.compare import compare, lines
 from envcheck.reports.model import RunReport, encode, load, report_of, run_of
 from envcheck.reports.redact import learn, redact
-from envcheck.runner.container import ContainerTarget, shown_gpus
+from envcheck.runner.container import shown_gpus
 from envcheck.runner.execute import Run, validate
-from envcheck.runner.launcher import Place, complaints, place
-from envcheck.runner.local_python import LocalPython, Target, answering, choose_python, others_may_change
+from envcheck.runner.launcher import Place
 from envcheck.runner.planning import discover, most_telling_first, plan, select
 from envcheck.runner.requirements import Requirements, measured_demands, node_checks, read, with_mounts
 from envcheck.runner.worker.process_limits import explained
@@ -40,12 +48,9 @@ _CHECK: Final[dict[str, Any]] = {"metavar": "ID", "shell_complete": complete_che
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    python: Annotated[str | None, Option("The interpreter, or environment, to validate.", metavar="PATH")] = None
-    image: Annotated[str | None, Option("A local image to validate, ours or not.", metavar="REF")] = None
+class RunOptions(EnvironmentOptions):
     level: Annotated[str, Option("How much to check.", type=click.Choice(LEVELS))] = "standard"
     only: Annotated[tuple[str, ...], Option("Run this check alone. Repeatable.", **_CHECK)] = ()
-    require_gpu: Annotated[bool, Option("Fail if there is no GPU, instead of skipping.")] = False
     budget: Annotated[float | None, Option("Time, e.g. 60s; what does not fit is skipped.", type=Duration())] = None
     output: Annotated[
         Output | None,
@@ -83,28 +88,10 @@ class RunOptions:
         return self.redact or bool(self.redact_key)
 
 
-@command_with(RunOptions, "junit", short_help="Validate an environment: this one, another Python's, or an image's.")
+@command_with(RunOptions, "junit")
 def command(options: RunOptions, settings: Settings) -> int:
-    """Validate an environment: this one, another Python's, or an image's.
-
-    \b
-    envcheck run                                 the active environment
-    envcheck run --python /opt/venv              another one on this machine
-    envcheck run --image REF --require-gpu       an image, on this node's GPUs
-    envcheck run --budget 60s                    what fits into a minute
-    envcheck run --level full --duration 10m     repeat for ten minutes
-    envcheck run --baseline good.json            compare with an earlier run
-
-    Under a launcher (srun, torchrun, mpirun, an indexed Job) one process of a
-    node runs the checks, and the others exit 0. With several nodes each writes its own files:
-    envcheck-report-<node>.json, DIR/<node>.json, and FILE gets -<node> before its suffix.
-
-    Nothing is installed in the environment. Exit 0: all required checks passed;
-    1: a check failed; 2: wrong usage; 3: something could not be checked. Checks
-    that do not fit --budget are skipped, and the last line counts them. If no
-    check fits, the exit code is 3.
-    """
-    launched = leave_to_the_first(quiet=settings.quiet)
+    """Validate an environment: this one, another Python's, or an image's."""
+    launched = report_output.leave_to_the_first(quiet=settings.quiet)
     if options.printed:
         options = replace(options, as_json=True)
     run = Run(_planned(options, settings.matrix))
@@ -138,19 +125,6 @@ def command(options: RunOptions, settings: Settings) -> int:
     return code
 
 
-def leave_to_the_first(*, quiet: bool) -> Place:
-    """Return this process's place in its launcher's group; end it where another one of this node does the run."""
-    launched = place(os.environ)
-    for complaint in complaints(os.environ):
-        say(f"warning: {complaint}; it is not used: correct or unset it")
-    why = report_output.left_to_the_first(launched, os.environ)
-    if why is not None:
-        if not quiet:
-            say(why)
-        click.get_current_context().exit(0)
-    return launched
-
-
 def _destinations(options: RunOptions, launched: Place) -> Destinations:
     node = report_output.node_of(launched, nameless=options.nameless)
     report = None
@@ -176,16 +150,16 @@ def _destinations(options: RunOptions, launched: Place) -> Destinations:
 
 
 def _planned(options: RunOptions, matrix: Path | None) -> RunPlan:
-    _exclusive(redact=options.nameless, resume=options.resume)
-    _exclusive(resume=options.resume, **{"output -": options.printed})
-    _exclusive(budget=options.budget, repeat=options.repeat > 1, duration=options.duration)
+    exclusive(redact=options.nameless, resume=options.resume)
+    exclusive(resume=options.resume, **{"output -": options.printed})
+    exclusive(budget=options.budget, repeat=options.repeat > 1, duration=options.duration)
     if options.image is None and options.shm_size is not None:
         refuse("--shm-size needs --image: it is the size of /dev/shm in a container", "give --image, or leave it out")
     facts = load_matrix(matrix) if matrix else None
     requirements, checks, target = all_of(
         lambda: read(options.requirements, facts) if options.requirements else Requirements(),
         lambda: select(discover(options.checks), options.level, options.only, options.skip),
-        lambda: _target(options),
+        lambda: options.target(options.shm_size or "8g"),
     )
     chosen = [*node_checks(requirements), *(checks if options.budget is None else most_telling_first(checks))]
     planned = plan(
@@ -213,12 +187,6 @@ def _planned(options: RunOptions, matrix: Path | None) -> RunPlan:
     )
 
 
-def _exclusive(**options: object) -> None:
-    names = [f"--{name}" for name, value in options.items() if value]
-    if len(names) > 1:
-        refuse(f"{' and '.join(names)} exclude each other", "give one of them")
-
-
 def _resume(run: Run, path: Path) -> str:
     """Take the finished checks over from an unfinished report; return the line about it."""
     if not path.exists():
@@ -226,15 +194,6 @@ def _resume(run: Run, path: Path) -> str:
     earlier = load(path)
     run.go_on(run_of(earlier), path, (earlier.tool, __version__))
     return f"continuing {path}: {run.done} of {counted(len(run.asked.plan.checks), 'check')} done"
-
-
-def _target(options: RunOptions) -> Target:
-    if options.image is not None:
-        return ContainerTarget(options.image, python=options.python, shm_size=options.shm_size or "8g")
-    chosen = choose_python(Path(options.python) if options.python else None)
-    if why := others_may_change(chosen.python):
-        say(f"warning: {why}, and root runs it; run as that user, or give --python an environment of root's")
-    return LocalPython(answering(chosen))
 
 
 def _run_and_report(

@@ -1,6 +1,7 @@
-"""`envcheck store`: the content-addressed store, what is released from it, and bundles of it."""
+"""`envcheck store`: files by hash, what is released of them, bundles; `envcheck key new`: a key that signs these."""
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Annotated
 
 import click
 
-from envcheck import safe_files
+from envcheck import safe_files, signing
 from envcheck.cli import Settings
 from envcheck.cli.options import (
     DIRECTORY,
@@ -21,7 +22,7 @@ from envcheck.cli.options import (
     command_with,
     complete_cells,
 )
-from envcheck.cli.shared.process import print_json
+from envcheck.cli.shared.process import print_answer
 from envcheck.cli.sources import disk_errors, format_bytes, open_store, transfer_options
 from envcheck.counting import counted
 from envcheck.data import data_path
@@ -70,8 +71,10 @@ def _this_store(*, existing: bool = False) -> Store:
     """Return the store that `envcheck store --store` names. Raise ConfigError if it must exist and does not."""
     store: Store = click.get_current_context().meta["envcheck.store"]
     if existing and not store.begun:
-        what = f"{store.root}: {'not a store' if store.root.exists() else 'there is no store'}"
-        refuse(what, "pass the right store with --store DIR; the first `store release` creates one")
+        refuse(
+            f"{store.root}: {'not a store' if store.root.exists() else 'there is no store'}",
+            "pass the right store with --store DIR; the first `store release` creates one",
+        )
     return store
 
 
@@ -92,13 +95,9 @@ class StoreReleaseOptions:
             refuse("nothing to release", "name a CELL or a --model-lock")
 
 
-@command_with(StoreReleaseOptions, epilog="Example: envcheck store release torch2.13.0-cpu-py311 --mirror host")
+@command_with(StoreReleaseOptions)
 def release(options: StoreReleaseOptions, settings: Settings) -> None:
-    """Create the next version of the tree and serve it.
-
-    It holds what is served now, every wheel of each CELL's locks and every model named here. It is served once it is
-    complete. Damaged files are fetched again. --rollback serves no version with a broken file.
-    """
+    """Create the next version of the tree and serve it."""
     if options.rollback:
         click.echo(f"version {releases.rollback(_this_store(existing=True))} is served")
         return
@@ -143,8 +142,11 @@ def _fetch_model(store: Store, lock: Revision, profile: Profile, options_for: Ca
     ref = Reference(lock.kind, lock.repo, lock.revision)
     for file in (file for file in lock.files if not store.has(str(file.sha256))):
         if not profile.hf.endpoints:
-            message = f"{lock.repo}: {file.path} is not in the store, and the mirror profile has no hf.endpoint"
-            raise UnavailableError(message, fix="give --mirror a profile that names one")
+            refuse(
+                f"{lock.repo}: {file.path} is not in the store, and the mirror profile has no hf.endpoint",
+                "give --mirror a profile that names one",
+                UnavailableError,
+            )
         urls = tuple(file_url(endpoint, ref, file.path) for endpoint in profile.hf.endpoints)
         store.put(WantedFile(urls, str(file.sha256), file.size, Path(Path(file.path).name)), options_for(file.path))
 
@@ -158,10 +160,8 @@ def versions(options: JsonOption, _settings: Settings) -> int:
         + (row.problem or f"{counted(row.wheels, 'wheel')}, {counted(row.models, 'model')}, {format_bytes(row.bytes)}")
         for row in rows
     ]
-    if options.as_json:
-        print_json({"schema": "envcheck/versions/1", "versions": rows})
-    else:
-        click.echo("\n".join(lines or ["nothing is released"]))
+    document = {"schema": "envcheck/versions/1", "versions": rows}
+    print_answer(document, lines or ["nothing is released"], as_json=options.as_json)
     return 1 if any(row.problem for row in rows) else 0
 
 
@@ -173,10 +173,7 @@ class StoreGcOptions:
 
 @command_with(StoreGcOptions)
 def gc(options: StoreGcOptions, _settings: Settings) -> int:
-    """Evict the least recently used files.
-
-    Eviction starts above 85 % of the limit and stops at 75 %. Files of a released version are never evicted.
-    """
+    """Evict the least recently used files."""
     store, dry = _this_store(existing=True), options.dry_run
     done = releases.gc(store, size=options.max_size, dry=dry)
     if dry:
@@ -185,8 +182,10 @@ def gc(options: StoreGcOptions, _settings: Settings) -> int:
     freed = format_bytes(sum(stored.size for stored in done.evicted))
     click.echo(f"{'would evict' if dry else 'evicted'} {counted(len(done.evicted), 'object')}, {freed}")
     if done.left:
-        click.echo(f"{format_bytes(done.left)} above the limit remain: released, or used by another link")
-        click.echo("`envcheck store release CELL --replace --keep 1` removes older versions")
+        click.echo(
+            f"{format_bytes(done.left)} above the limit remain: released, or used by another link\n"
+            "`envcheck store release CELL --replace --keep 1` removes older versions"
+        )
     return 1 if done.left else 0
 
 
@@ -196,13 +195,9 @@ class StoreExportOptions:
     key: Annotated[Path | None, Option("ed25519 private key (PEM) to sign the bundle.")] = None
 
 
-@command_with(StoreExportOptions, epilog="Example: envcheck store export -o /media/usb")
+@command_with(StoreExportOptions)
 def export(options: StoreExportOptions, _settings: Settings) -> None:
-    """Write everything that is served now as a bundle for machines without a network.
-
-    The same contents give the same bytes. Send the printed digest separately from the bundle: `import --sha256` refuses
-    a bundle with another digest, and `import --key` one that the public key does not verify.
-    """
+    """Write everything that is served now as a bundle for machines without a network."""
     store, to = _this_store(existing=True), options.output
     with store.held(), disk_errors(to):
         served = releases.current(store)
@@ -223,17 +218,15 @@ class StoreImportOptions:
 
     def __post_init__(self) -> None:
         if self.sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
-            what = f"--sha256 {self.sha256!r} is not a sha256 of 64 hexadecimal digits"
-            refuse(what, "give the digest that `envcheck store export` printed")
+            refuse(
+                f"--sha256 {self.sha256!r} is not a sha256 of 64 hexadecimal digits",
+                "give the digest that `envcheck store export` printed",
+            )
 
 
-@command_with(StoreImportOptions, name="import", epilog="Example: envcheck store import /media/usb --sha256 0f3e...")
+@command_with(StoreImportOptions, name="import")
 def import_(options: StoreImportOptions, settings: Settings) -> None:
-    """Import a bundle and serve it.
-
-    Every file is compared with its hash before the first one enters the store, and each wheel of a published cell with
-    that cell's lock. A person who can change the bundle can change its hashes too: use --sha256 or --key to verify it.
-    """
+    """Import a bundle and serve it."""
     store, sha256, key = _this_store(), options.sha256, options.key
     verified = bundle.verified(options.source, sha256=sha256, key=key)
     with store.held():
@@ -254,8 +247,46 @@ def _compare_with_locks(contents: Contents) -> None:
     for wheel in contents.wheels:
         needs = [need for need in pinned.get((wheel.index, wheel.project, wheel.version), []) if fits(need, wheel.name)]
         if needs and not any(wheel.sha256 in need.sha256 for need in needs):
-            message = f"{wheel.name}: the bundle has another sha256 than the locks of the published cells"
-            raise PromiseError(message, fix="do not use this bundle, or lock the cells anew if they are out of date")
+            refuse(
+                f"{wheel.name}: the bundle has another sha256 than the locks of the published cells",
+                "do not use this bundle, or lock the cells anew if they are out of date",
+                PromiseError,
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyNewOptions:
+    file: Annotated[Path, Argument()]
+    # Its variable would be taken for that of the password.
+    password: Annotated[bool, Option("Ask for a password.", allow_from_autoenv=False)] = False
+
+
+@command_with(KeyNewOptions)
+def key_new(options: KeyNewOptions, settings: Settings) -> None:
+    """Write a new ed25519 key to FILE, which only you can read, and its public key to FILE.pub. Print its id."""
+    if not options.file.name or options.file.suffix == ".pub":
+        refuse(
+            f"{options.file} cannot hold a private key: it is a directory, or has the ending of public keys",
+            "name a new file, as in `envcheck key new release`",
+        )
+    secret = signing.password()
+    if options.password and secret is None:
+        if not _at_terminal():
+            refuse(
+                "--password asks on a terminal, and standard input is none",
+                f"set {signing.PASSWORD}, or run it in a terminal",
+            )
+        secret = click.prompt("password", hide_input=True, confirmation_prompt=True, err=True).encode()
+    public = signing.new_key(options.file, secret)
+    if settings.quiet:
+        click.echo(public.id)
+        return
+    click.echo(f"wrote {options.file}: the private key{', with a password' if secret else ''}; keep it secret")
+    click.echo(f"wrote {public.where}: the public key\nid {public.id}")
+
+
+def _at_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 for _command in (release, versions, gc, export, import_):

@@ -34,18 +34,12 @@ class WatchOptions:
 
 @command_with(WatchOptions, context_settings={"allow_interspersed_args": False})
 def command(options: WatchOptions, settings: Settings) -> int:
-    """Run COMMAND, sample GPUs and processes while it runs, and report what slowed it down.
-
-    \b
-    envcheck watch -- torchrun --nproc-per-node 8 train.py
-    envcheck watch --html run.html -o run.json -- python train.py
-
-    Standard output stays the command's; the summary goes to standard error.
-    The exit code is the command's: 128+n if signal n ended it, 127 if it is not found, 126 if it cannot be started.
-    """
+    """Run COMMAND, sample GPUs and processes while it runs, and report what slowed it down."""
     if not _SHORTEST <= options.interval <= _LONGEST:
-        what = f"--interval of {options.interval:g} s is not between {_SHORTEST:g} s and {_LONGEST:g} s"
-        refuse(what, "give a time between them; the command was not started")
+        refuse(
+            f"--interval of {options.interval:g} s is not between {_SHORTEST:g} s and {_LONGEST:g} s",
+            "give a time between them; the command was not started",
+        )
     apart(output=options.output, html=options.html)
     for path in (options.html, options.output):
         if path is not None and not path.parent.is_dir():

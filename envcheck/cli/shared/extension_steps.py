@@ -116,19 +116,16 @@ def _alone(each: ChosenExtension, arch_list: list[str], torch: str) -> Iterator[
         yield f"# take the wheel of {name} for this torch, CUDA and Python from {each.where}"
 
 
-def lines(answer: ExtensionResolution) -> list[str]:
-    """Return a paragraph for each extension: release, wheel, where it is from, and how it binds."""
-    return [_line(each) for each in answer.extensions]
-
-
-def _line(each: ChosenExtension) -> str:
-    source = {
+def lines(answer: ExtensionResolution) -> Iterator[str]:
+    """Yield a paragraph for each extension: release, wheel, where it is from, and how it binds."""
+    sources = {
         "pypi": "the Python index",
         "pytorch": "the PyTorch index",
         "torch": "torch's index",
         "source": "its source",
-    }.get(each.channel)
-    where = source or f"{each.channel}, {each.where}"
-    word = f" ({each.verdict})" if each.verdict in (JIT, SOURCE_ONLY) else ""
-    file = f"\n{each.file}" if each.file else ""
-    return f"{each.name} {each.version}{word}, from {where}{file}\n{each.reason}"
+    }
+    for each in answer.extensions:
+        where = sources.get(each.channel) or f"{each.channel}, {each.where}"
+        word = f" ({each.verdict})" if each.verdict in (JIT, SOURCE_ONLY) else ""
+        file = f"\n{each.file}" if each.file else ""
+        yield f"{each.name} {each.version}{word}, from {where}{file}\n{each.reason}"

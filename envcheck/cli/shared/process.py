@@ -111,6 +111,36 @@ def print_json(document: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(document)))
 
 
+def print_answer(document: Any, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print the document with --json, else the lines that people read."""
+    if as_json:
+        print_json(document)
+    else:
+        click.echo("\n".join(lines))
+
+
+def styled(text: str, colour: str | None = None) -> str:
+    """Return a text in bold, and in a colour; as it is with NO_COLOR."""
+    return text if os.environ.get("NO_COLOR") else click.style(text, fg=colour, bold=True)
+
+
+def wrapped(text: str, first: str = "", then: str = "") -> str:
+    """Return lines of 80 columns, behind `first` and then behind `then`; what may be copied is never cut."""
+    import textwrap
+
+    whole: dict[str, Any] = {"width": 80, "break_long_words": False, "break_on_hyphens": False}
+    return "\n".join(
+        textwrap.fill(line, initial_indent=then if at else first, subsequent_indent=then, **whole)
+        for at, line in enumerate(text.split("\n"))
+    )
+
+
+def print_section(title: str, items: Iterable[str]) -> None:
+    """Print a title and the items below it; nothing where there are none."""
+    if lines := [wrapped(item, "  - ", "    ") for item in items]:
+        click.echo("\n".join(["", styled(title), *lines]))
+
+
 def say(text: str) -> None:
     """Print an error's line on standard error; the command goes on."""
     click.echo(f"envcheck: {last_line(text)}", err=True)
@@ -173,11 +203,7 @@ def words(values: Iterable[str]) -> set[str]:
 
 
 class InterruptedBySignalError(KeyboardInterrupt):
-    """A signal that ends the process, raised where Ctrl-C would be."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    """A signal of this number that ends the process, raised where Ctrl-C would be."""
 
 
 @contextlib.contextmanager
@@ -215,4 +241,4 @@ def stopping(stop: threading.Event) -> Iterator[None]:
 
 def status_of(how: BaseException | None) -> int:
     """Return the exit code of an interrupt: 128 and the signal's number."""
-    return 128 + (how.number if isinstance(how, InterruptedBySignalError) else signal.SIGINT)
+    return 128 + (int(how.args[0]) if isinstance(how, InterruptedBySignalError) else signal.SIGINT)

@@ -4,7 +4,7 @@ import collections
 import datetime as dt
 import statistics
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -122,9 +122,9 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield f"use now: {fold(diagnosis.good) or 'no node'}"
 
 
-def document(diagnosis: Diagnosis, mode: str, nodes: Sequence[str], tests: int) -> bytes:
-    """Return the diagnosis as indented JSON with a final newline; `tests` counts repetitions and the roll-call too."""
-    content = {
+def document(diagnosis: Diagnosis, mode: str, nodes: Sequence[str], tests: int) -> dict[str, Any]:
+    """Return the diagnosis as a JSON document; `tests` counts repetitions and the roll-call too."""
+    return {
         "schema": "envcheck/fleet-pairs/1",
         "at": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
         "mode": mode,
@@ -141,7 +141,6 @@ def document(diagnosis: Diagnosis, mode: str, nodes: Sequence[str], tests: int) 
         },
         "notes": diagnosis.notes,
     }
-    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
 
 
 # Fewer speeds than this do not say what is usual; of groups of which one has more than twice the nodes of another, more
