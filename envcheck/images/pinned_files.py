@@ -29,7 +29,9 @@ _WORD: Final = re.compile(r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'])+")
 _SET: Final = re.compile(r"(?<![\w$-])(?P<name>[A-Za-z_]\w*)=[\"']?(?P<value>[^\s\"'$;]+)")
 _ENV: Final = re.compile(r"(?im)^[ \t]*ENV[ \t]+(?P<name>[a-z_]\w*)[ \t]+[\"']?(?P<value>[^\s\"'$;\\]+)")
 _USED: Final = re.compile(r"\$\{?(?P<name>\w+)(?::?-(?P<default>[^}]*))?\}?")
-_FROM: Final = re.compile(r"(?im)^[ \t]*FROM\s+(?:--platform=\S+\s+)?(?P<image>\S+)(?:[ \t]+AS[ \t]+(?P<stage>\S+))?")
+_FROM: Final = re.compile(
+    r"(?im)^[ \t]*FROM\s+(?:--platform=\S+\s+)?(?P<image>\S+)(?!\S|[ \t]+import\b)(?:[ \t]+AS[ \t]+(?P<stage>\S+))?"
+)
 _TORCH_IMAGE: Final = re.compile(r"pytorch/pytorch:(\d+\.\d+\.\d+)-cuda(\d+)\.(\d+)-")
 _OTHER_SETTINGS: Final = re.compile(r"(?i)pip3?\s+config\b|pip\.conf|uv\.toml|torch[-_]backend|(?:PIP|UV)_CONFIG_FILE")
 _SPEC: Final = re.compile(
@@ -80,7 +82,7 @@ def _pin(line: int, text: str, **more: Any) -> Pin | None:
         return Pin(line=line, text=text, name=canonicalize_name(built["name"]), local=built["torch"], **more)
     try:
         wanted = Requirement(text[:_LONGEST])
-    except InvalidRequirement:
+    except (InvalidRequirement, RecursionError):  # a marker can be nested hundreds deep
         return None
     exact = re.fullmatch(r"(?P<public>==[^+,]+)\+(?P<local>[\w.]+)", str(wanted.specifier))
     more |= {"specifier": exact["public"], "local": exact["local"]} if exact else {"specifier": str(wanted.specifier)}
@@ -92,7 +94,7 @@ def _on_linux(marker: str) -> bool:
     """Return whether a marker is true on Linux with any Python; which Python is used is not known here."""
     try:
         return not marker or ("python" not in marker and Marker(marker).evaluate(dict(_LINUX)))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.matrix.extensions.answer import resolve_with
 from envcheck.matrix.extensions.file import Extensions
 from envcheck.matrix.extensions.fit import CUDA_MAJOR, NO_GPU_CODE, PINS_CONFLICT, TORCH_ABI, TORCH_PINNED, meets
@@ -18,6 +18,8 @@ from envcheck.matrix.resolver.resolve import Resolution, resolve, what_base_refu
 
 # The last release on PyTorch's conda channel (pytorch/pytorch#138506).
 _LAST_CONDA: Final = "2.5.1"
+# More than any lock has; each is held against those beside it.
+_MOST: Final = 5_000
 _REFUSED: Final = frozenset({TORCH_PINNED, TORCH_ABI, CUDA_MAJOR, NO_GPU_CODE, PINS_CONFLICT})
 # From these on, METADATA names no one torch (torchvision 0.29.1: torch>=2.14.0, torchaudio 2.11.0: none).
 _FREE: Final = {"torchvision": "0.29.1", "torchaudio": "2.11.0"}
@@ -99,7 +101,9 @@ class PinFinding(NamedTuple):
 
 
 def judge(matrix: Matrix, extensions: Extensions, file: PinnedFile, query: Query) -> list[PinFinding]:
-    """Return the findings for the node of `query`, by line. Raises ConfigError for an invalid query."""
+    """Return the findings for the node of `query`, by line. Raises ConfigError for a query or too many pins."""
+    if len(file.pins) + len(file.bases) > _MOST:
+        refuse(f"more than {_MOST:,} requirements and images in one file", "give the file that names torch")
     rules = _Judge(matrix, extensions, file, query)
     by_name = {"torch": rules.torch, "torchvision": rules.companion, "torchaudio": rules.companion}
     by_name |= dict.fromkeys([*_LIBRARIES, "numpy"], rules.library)

@@ -112,6 +112,7 @@ REQUIREMENTS = [
     (f"{WHEEL}-l.whl ; sys_platform == 'win32'", ""),
     (f"{WHEEL}-l.whl ; sys_platform == 'linux'", "P105"),
     ("https://x/" * 20000, ""),
+    (f"torchvision==0.19.0 ; {'(' * 400}", ""),
 ]
 UV = '[project]\ndependencies = ["torch==2.4.1"]\n[tool.uv]\n'
 POETRY = "[tool.poetry.dependencies]\n"
@@ -240,6 +241,23 @@ def test_what_only_surprises_is_no_failure(tmp_path: Path) -> None:
         0,
         f"{tmp_path}/requirements.txt: 1 requirements and 0 images read: 1 outdated",
     )
+
+
+@each(
+    ("name", "text", "says"),
+    [
+        # Poetry's, Pipenv's and Pixi's locks are none of the formats (python-poetry/poetry#6710, prefix-dev/pixi#2398).
+        ("poetry.lock", 'name = "torch"\nversion = "2.8.0+cu121"\n', "names torch, but nothing in it was read"),
+        ("setup.py", 'from setuptools import setup\nsetup(install_requires=["torch"])\n', "names torch, but nothing"),
+        ("requirements.txt", "torch==2.8.0\n" * 5001, "more than 5,000 requirements"),
+    ],
+)
+def test_what_cannot_be_read_or_is_too_much_is_refused(tmp_path: Path, name: str, text: str, says: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        CliRunner().invoke(
+            cli, ["resolve", "--from", str(tmp_path / name)], catch_exceptions=False, standalone_mode=False
+        )
 
 
 def test_what_nobody_has_read_is_said_and_no_finding(tmp_path: Path) -> None:

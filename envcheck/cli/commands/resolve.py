@@ -125,7 +125,11 @@ def _judge_file(path: Path, matrix: Matrix, query: Query, *, as_json: bool, quie
     documents, errors = read_files([path])
     for error in errors:
         raise error
-    findings, file = mirror.pinned(documents, matrix, query), read(documents[0])
+    file = read(documents[0])
+    if not file.pins and not file.bases and re.search(r"(?i)\b(?:py)?torch\b", documents[0].content):
+        formats = "a Dockerfile, a script, requirements, pyproject.toml, uv.lock or environment.yml"
+        refuse(f"{path} names torch, but nothing in it was read as a requirement", f"give {formats}")
+    findings = mirror.pinned(documents, matrix, query)
     looked_at = f"{len(file.pins)} requirements and {len(file.bases)} images read"
     unknown = ", ".join(not_on_record(extensions.load(), file))
     rest = f"; not on record, so not judged: {unknown}" if unknown else ""
