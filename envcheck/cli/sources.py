@@ -5,7 +5,7 @@ import errno
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,9 +18,8 @@ from envcheck.cli.shared.process import stopping, wrapped
 from envcheck.data import data_path, state_path
 from envcheck.errors import UnavailableError
 from envcheck.images import wheels
-from envcheck.images.build_context import tool_lock
 from envcheck.images.lockfile import Lock, read_locks
-from envcheck.images.spec import ImageSpec, no_lock, select, select_one
+from envcheck.images.spec import no_lock, select, select_one
 from envcheck.images.targets import groups_of
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.mirrors import probe
@@ -169,19 +168,14 @@ def transfer_options(settings: Settings, profile: Profile) -> Iterator[Callable[
 
 @contextlib.contextmanager
 def prefetched_wheels(
-    settings: Settings, spec: ImageSpec, profile: Profile, store: Store, *, tool: bool, fetch: bool
+    settings: Settings, locks: Sequence[Lock], python: str, profile: Profile, store: Store, plan: str | None
 ) -> Iterator[Path]:
-    """Fetch the wheels that a build needs, an image's also for its `tool`; yield a directory with exactly these wheels.
-
-    Without `fetch`, for a plan, they must be in the store.
-    """
-    python, locks = spec.cell.python, [*spec.locks, *([tool_lock()] if tool else [])]
+    """Fetch the wheels of these locks; yield a directory with exactly these. For a `plan` they must be in the store."""
     with contextlib.ExitStack() as stack:
-        hold = store.held() if fetch else contextlib.nullcontext()
+        hold = store.held() if plan is None else contextlib.nullcontext()
         with disk_errors(store.root), hold:
-            if fetch:
+            if plan is None:
                 with transfer_options(settings, profile) as options_for:
                     wheels.bring(store, locks, python, profile, options_for)
-            stored = wheels.held(store, locks, python)
-            folder = stack.enter_context(wheels.viewed(store, stored, None if fetch else str(spec.cell)))
+            folder = stack.enter_context(wheels.viewed(store, wheels.held(store, locks, python), plan))
         yield folder

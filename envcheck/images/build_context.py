@@ -18,7 +18,7 @@ import msgspec
 import uv
 
 from envcheck.data import data_path
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.images.dockerfile import all_locks, base_reference, render_cell, render_dockerfile
 from envcheck.images.dockerfile import write as write_files
 from envcheck.images.lockfile import Lock, parse_lock
@@ -137,15 +137,13 @@ def tool_lock() -> Lock:
     """Return the lock of the environment envcheck itself has in an image."""
     path = data_path("templates") / "envcheck.lock"
     if not path.is_file():
-        message = "templates/envcheck.lock does not exist"
-        raise ConfigError(message, fix="reinstall envcheck")
+        refuse("templates/envcheck.lock does not exist", "reinstall envcheck")
     return parse_lock(path.read_text(), "base", "templates/envcheck.lock")
 
 
 def _start(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        message = f"{out} {'contains files' if out.is_dir() else 'is a file'}"
-        raise ConfigError(message, fix="give --output a new or empty directory")
+        refuse(f"{out} {'contains files' if out.is_dir() else 'is a file'}", "give --output a new or empty directory")
     out.mkdir(parents=True, exist_ok=True)
 
 

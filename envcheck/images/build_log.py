@@ -10,7 +10,6 @@ import msgspec
 
 from envcheck.data import state_path
 from envcheck.errors import BuildError
-from envcheck.images.plan import BuildPlan
 
 _STEP: Final = re.compile(r"^#(?P<id>\d+) (?P<title>\[[^\]]+\] .*)$")
 # Buildah's, whose lines have no number.
@@ -102,25 +101,30 @@ def _tail(lines: list[str]) -> list[str]:
     return [line.rstrip() for line in lines if line.strip()][-LAST_LINES:]
 
 
-def require_success(plan: BuildPlan, status: int | None, output: str, timeout: float) -> Path | None:
-    """Keep a build's log, and return where it is, if there was room for one.
+def require_success(
+    name: str,
+    log_name: str,
+    status: int | None,
+    output: str,
+    timeout: float,
+    *,
+    step: str | None = None,
+    before: str = "",
+) -> Path | None:
+    """Keep the log of what builds `name`, after what was `before`; return where it is, if there was room for one.
 
     An exit status that is not 0, or None after `timeout` seconds, is a FailedError.
     """
-    log = keep_log(log_path(f"{plan.cell}-{plan.target}"), output)
+    log = keep_log(log_name, f"{before}{output}")
     if status != 0:
         ended = f"timed out after {timeout:.0f} s" if status is None else ""
-        raise FailedError(plan.tag, f"{output}\n{ended}", log)
+        raise FailedError(name, f"{output}\n{ended}", log, step=step)
     return log
 
 
-def log_path(name: str) -> Path:
-    """Return where a build's whole log goes."""
-    return state_path("logs") / f"{name}.log"
-
-
-def keep_log(log: Path, text: str) -> Path | None:
+def keep_log(name: str, text: str) -> Path | None:
     """Write a log, and return where it is; None where it cannot be written: that must not hide why a build failed."""
+    log = state_path("logs", f"{name}.log")
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(text, encoding="utf-8")

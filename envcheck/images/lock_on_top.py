@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from envcheck import safe_files
 from envcheck.data import data_path, state_path
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.images.build_log import diagnose
 from envcheck.images.engines import subprocesses
 from envcheck.images.lock_with_uv import (
@@ -127,8 +127,7 @@ def read_requirements(path: Path) -> list[str]:
     plain = ((number, line.partition(" #")[0].strip()) for number, line in enumerate(lines, 1))
     requirements = [_requirement(line, f"{path}:{n}") for n, line in plain if line and not line.startswith("#")]
     if not requirements:
-        message = f"{path} names no package"
-        raise ConfigError(message, fix="give a file with one requirement a line")
+        refuse(f"{path} names no package", "give a file with one requirement a line")
     return requirements
 
 

@@ -6,7 +6,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from envcheck.data import data_path
-from envcheck.errors import BuildError, ConfigError
+from envcheck.errors import BuildError, ConfigError, refuse
 from envcheck.images.engines import ContainerEngine, Engine, Layer, connect, local_name
 from envcheck.images.spec import LABEL_PREFIX, ImageSpec
 
@@ -42,8 +42,7 @@ def _packages(engine: Engine, name: str) -> dict[str, int]:
     printed = engine.run(*words, timeout=_TIMEOUT).output.splitlines()
     line = next((line for line in printed if line.startswith(_MARK)), None)
     if line is None:
-        message = f"{name} did not print the sizes of its files"
-        raise BuildError(message, fix="run it by hand to see more")
+        refuse(f"{name} did not print the sizes of its files", "run it by hand to see more", BuildError)
     return msgspec.json.decode(line.removeprefix(_MARK), type=dict[str, int])
 
 

@@ -15,13 +15,14 @@ from envcheck.binaries import native_library
 from envcheck.binaries.elf import BinaryError
 from envcheck.binaries.wheel_members import WheelContents, read_members
 from envcheck.data import state_path
-from envcheck.errors import PromiseError, UnavailableError
+from envcheck.errors import PromiseError, UnavailableError, refuse
 from envcheck.images import engines, wheels
 from envcheck.images import source_recipe as recipe
-from envcheck.images.build_log import FailedError, keep_log, log_path
+from envcheck.images.build_log import require_success
 from envcheck.images.engines import build as image_builds
 from envcheck.images.engines import subprocesses, venv
 from envcheck.images.engines.build import BasePolicy, TargetRequest, one_at_a_time
+from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.plan import PLATFORMS, BuildPlan
 from envcheck.images.source_recipe import ExtensionBuild
 from envcheck.images.tags import REPOSITORY
@@ -159,14 +160,13 @@ def _compiled(build: ExtensionBuild, store: Store, facts: Facts, compiler: Compi
     compiler.say(f"compiling {build.what}, {jobs} at once")
     for directory in (out, labelled):
         directory.mkdir()
-    if compiler.engine == "venv":
-        _in_environment(build, compiler, context, out)
-    else:
-        _in_stage(build, compiler, context, out)
+    compiled = _in_environment if compiler.engine == "venv" else _in_stage
+    sdist, result = build.sdist, compiled(build, compiler, context, out)
+    log = f"{build.devel.cell}-{sdist.name}-{sdist.version}"
+    require_success(f"{sdist.name} {sdist.version}", log, *result, compiler.timeout, step="compile")
     made = list(out.glob("*.whl"))
     if len(made) != 1:
-        message = f"the build of {build.what} made {len(made)} wheels"
-        raise PromiseError(message, fix="take another version")
+        refuse(f"the build of {build.what} made {len(made)} wheels", "take another version", PromiseError)
     try:
         wheel = relabelled(made[0], labelled, build.local_version)
     except BinaryError as error:
@@ -176,7 +176,7 @@ def _compiled(build: ExtensionBuild, store: Store, facts: Facts, compiler: Compi
     return recipe.keep(store, build, wheel, sha256(wheel))
 
 
-def _in_stage(build: ExtensionBuild, compiler: Compiler, context: Path, out: Path) -> None:
+def _in_stage(build: ExtensionBuild, compiler: Compiler, context: Path, out: Path) -> CommandResult:
     """Compile in a stage on the cell's `devel`, which is built first where it is not there, without a network."""
     engine = engines.connect(compiler.engine)
     request = TargetRequest(
@@ -189,8 +189,7 @@ def _in_stage(build: ExtensionBuild, compiler: Compiler, context: Path, out: Pat
     )
     (devel,) = image_builds.build(engine, [request], say=compiler.say, on_line=compiler.on_line)
     plan = stage(build, engine.name, engine.frontend(), engines.local_name(engine.name, devel.image), context, out)
-    (result,) = engine.build([plan], on_line=compiler.on_line, timeout=compiler.timeout)
-    _require_success(build, result, compiler.timeout)
+    return engine.build([plan], on_line=compiler.on_line, timeout=compiler.timeout)[0]
 
 
 def stage(build: ExtensionBuild, engine: str, frontend: list[str], base: str, context: Path, out: Path) -> BuildPlan:
@@ -211,7 +210,7 @@ def stage(build: ExtensionBuild, engine: str, frontend: list[str], base: str, co
     )
 
 
-def _in_environment(build: ExtensionBuild, compiler: Compiler, context: Path, out: Path) -> None:
+def _in_environment(build: ExtensionBuild, compiler: Compiler, context: Path, out: Path) -> CommandResult:
     if subprocesses.which("g++") is None:
         message = f"{build.what} must be compiled, and this machine has no g++"
         raise UnavailableError(message, fix="install g++ and the headers of its Python, or use --engine docker")
@@ -232,10 +231,9 @@ def _in_environment(build: ExtensionBuild, compiler: Compiler, context: Path, ou
     home = {"CUDA_HOME": f"{devel.path}/cuda"} if build.gpus else {}
     argv = [*_closed(compiler.say), "sh", str(context / "build_wheel.sh"), devel.python, str(context), str(out)]
     (context / "tmp").mkdir()
-    result = subprocesses.stream(
+    return subprocesses.stream(
         argv, timeout=compiler.timeout, on_line=compiler.on_line, env={"TMPDIR": str(context / "tmp"), **home}
     )
-    _require_success(build, result, compiler.timeout)
 
 
 def _closed(say: Callable[[str], None]) -> list[str]:
@@ -245,12 +243,3 @@ def _closed(say: Callable[[str], None]) -> list[str]:
             return argv
     say("this machine allows no network namespace: the build may reach the network")
     return []
-
-
-def _require_success(build: ExtensionBuild, result: subprocesses.CommandResult, timeout: float) -> None:
-    if result.status == 0:
-        return
-    ended = f"timed out after {timeout:.0f} s" if result.status is None else ""
-    name = f"{build.sdist.name} {build.sdist.version}"
-    log = keep_log(log_path(f"{build.devel.cell}-{build.sdist.name}-{build.sdist.version}"), result.output)
-    raise FailedError(name, f"{result.output}\n{ended}", log, step="compile")

@@ -19,7 +19,7 @@ from packaging.version import Version
 
 from envcheck import safe_files
 from envcheck.data import data_path, state_path
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.images import wheels
 from envcheck.images.lock_on_top import lock_build_requirements
 from envcheck.images.lockfile import MADE_ANEW, Lock, Pin, format_lock, read_kept
@@ -139,8 +139,7 @@ def most_jobs() -> int | None:
     """Return the user's own limit of compilers at once, $MAX_JOBS, None without one. Raises ConfigError."""
     text = os.environ.get("MAX_JOBS", "").strip()
     if text and (not text.isdecimal() or int(text) < 1):
-        message = f"MAX_JOBS is {text!r}, which is no number of jobs"
-        raise ConfigError(message, fix="set it to 1 or more, or unset it")
+        refuse(f"MAX_JOBS is {text!r}, which is no number of jobs", "set it to 1 or more, or unset it")
     return int(text) if text else None
 
 
@@ -276,8 +275,7 @@ def _read(path: Path, name: str, version: str) -> Sdist:
     pins = read_kept(path, "devel").pins
     own = next((pin for pin in pins if pin.name == name and Version(pin.version) == Version(version)), None)
     if own is None or len(own.sha256) != 1:
-        message = f"{path} pins no sdist of {name} {version}"
-        raise ConfigError(message, fix=MADE_ANEW)
+        refuse(f"{path} pins no sdist of {name} {version}", MADE_ANEW)
     return Sdist(name=name, version=version, sha256=own.sha256[0], requires=[pin for pin in pins if pin.name != name])
 
 

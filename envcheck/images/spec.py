@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from envcheck.data import data_path
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.images import lockfile as locking
 from envcheck.images.lockfile import Group, Lock, Pin
 from envcheck.images.targets import FABRIC_LIBRARIES, RECIPES, extensions_of, groups_of, requirements_of
@@ -120,8 +120,7 @@ def select_one(matrix: Matrix, selector: str, verb: str = "name") -> Cell:
     """Return the one published cell that the selector names; several, of which to `verb` one, are a ConfigError."""
     cells = select(matrix, [selector])
     if len(cells) != 1:
-        message = f"{selector!r} names {len(cells)} cells"
-        raise ConfigError(message, fix=f"{verb} one at a time, e.g. {cells[0]}")
+        refuse(f"{selector!r} names {len(cells)} cells", f"{verb} one at a time, e.g. {cells[0]}")
     return cells[0]
 
 
@@ -198,13 +197,11 @@ def make_spec(
     release, variant, build = facts(matrix, cell, arch)
     base = matrix.base(cell.python)
     if base is None:
-        message = f"{cell}: no base image has Python {cell.python}"
-        raise ConfigError(message, fix="add one under `bases:` of matrix.yaml")
+        refuse(f"{cell}: no base image has Python {cell.python}", "add one under `bases:` of matrix.yaml")
     version = torch_version(release, variant.variant, arch)
     locked = locking.version_of(locks, "torch")
     if locks and locked != version:
-        message = f"{where}: the lock holds torch {locked}, not {version}"
-        raise ConfigError(message, fix=f"run `envcheck lock {cell}`")
+        refuse(f"{where}: the lock holds torch {locked}, not {version}", f"run `envcheck lock {cell}`")
     unlabelled = arch == "aarch64" and cell.variant == "cpu" and key(cell.torch) < _LABELLED_ON_ARM
     promises = {
         "cell": str(cell),

@@ -259,8 +259,7 @@ def read_manifest(content: bytes, content_type: str, where: str) -> StoredManife
         raise LyingError(message, fix="push the image again in OCI's or docker's format (schema 2)")
     foreign = [shape.layers, shape.config] if media_type in INDEXES else [shape.manifests]
     if any(part is not None for part in foreign):
-        message = f"{where} can be read as an image and as an index"
-        raise LyingError(message, fix=TAMPERED)  # CVE-2021-41190
+        refuse(f"{where} can be read as an image and as an index", TAMPERED, LyingError)
     return StoredManifest(content, digest, media_type)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from envcheck.cli.building.on_top import (
+from envcheck.cli.building.plan import (
     extensions_of_target,
     known_extensions,
     pinned_to_fit,

@@ -127,13 +127,6 @@ def _why(cell: Cell, best: Cell, profile: Profile, locks: list[Lock]) -> str | N
     return f"{lacks}; this CUDA build runs on a CPU too, {shown}{remedy}"
 
 
-def specs_to_build(
-    matrix: Matrix, selector: str, targets: Sequence[Target], images_dir: Path | None, arch: HostArch
-) -> list[ImageSpec]:
-    """Return what each target of the one cell of a selector is to be."""
-    return [spec_to_build(matrix, selector, target, images_dir, arch) for target in targets]
-
-
 def spec_to_build(matrix: Matrix, selector: str, target: Target, images_dir: Path | None, arch: HostArch) -> ImageSpec:
     """Return what the one cell of a selector is to be.
 

@@ -20,7 +20,7 @@ from envcheck.cli.options import (
     architecture,
     complete_cells,
 )
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.images.engines import EngineName
 from envcheck.images.engines.build import BasePolicy
 from envcheck.images.lock_on_top import checked, read_requirements
@@ -182,8 +182,7 @@ def _hashes(given: Sequence[str], requirements: Sequence[str]) -> dict[str, str]
             message = f"--sha256 {text[:90]!r} is not NAME=HASH with 64 hexadecimal digits"
             raise ConfigError(message, fix="write it as flash-attn=0f3e...")
         if name not in names:
-            message = f"--sha256 {name}: no --with names it"
-            raise ConfigError(message, fix="add --with, or leave it out")
+            refuse(f"--sha256 {name}: no --with names it", "add --with, or leave it out")
         hashes[name] = digest
     return hashes
 

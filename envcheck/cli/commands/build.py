@@ -12,8 +12,9 @@ from typing import Any, Final
 import click
 
 from envcheck.cli import Settings
-from envcheck.cli.building.cell_to_build import best_cell, kept_locks, specs_to_build
-from envcheck.cli.building.on_top import Wheels, known_extensions, locked_specs, pinned_to_fit, with_packages
+from envcheck.cli.building.cell_to_build import best_cell, kept_locks, spec_to_build
+from envcheck.cli.building.on_top import locked_specs, put_on_top
+from envcheck.cli.building.plan import OnTop, planned
 from envcheck.cli.building.request import BuildOptions, BuildRequest
 from envcheck.cli.commands.images import running_here
 from envcheck.cli.commands.resolve import active_python, fill
@@ -24,6 +25,7 @@ from envcheck.counting import counted
 from envcheck.data import rendered, state_path
 from envcheck.errors import ConfigError
 from envcheck.images import engines
+from envcheck.images.build_context import tool_lock
 from envcheck.images.build_log import FailedError, said_of, step_of
 from envcheck.images.engines import build, venv
 from envcheck.images.engines.build import TargetRequest
@@ -142,7 +144,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
     named = None if options.mirror == AUTO else load_profile(options.mirror)
     _refuse_release(matrix, options.selector)
     selector = options.selector or _cell_for_this_machine(matrix, request.engine, named)
-    specs = specs_to_build(matrix, selector, request.targets, options.images_dir, request.arch)
+    specs = [spec_to_build(matrix, selector, each, options.images_dir, request.arch) for each in request.targets]
     unlocked = [spec for spec in specs if spec.lacks_lock]
     if unlocked and named is None:
         message = f"--mirror auto probes for the files of a lock, and {unlocked[0].cell} has none yet"
@@ -152,10 +154,18 @@ def command(options: BuildOptions, settings: Settings) -> None:
     if options.dry_run and unlocked:
         if engine is None:
             venv.plan(unlocked[0], _destination(unlocked[0], options.output))  # refuses what a build would
-        plan = {"lock": "made first", "mirror": profile.name, "with": request.requirements}
-        _print_without_key(unlocked, request, plan)
+        unknown = {"lock": "made first", "mirror": profile.name, "with": request.requirements}
+        _print_without_key(unlocked, request, unknown)
         return
-    _carry_out(matrix, specs, profile, store, engine, request)
+    with listeners(settings, "what is installed is looked up"):
+        specs = locked_specs(matrix, specs, profile)
+        on_top = planned(request, matrix, specs[0]) if request.requirements else None
+    if options.dry_run and on_top and (first := on_top.lacking(store)):
+        _print_without_key(specs, request, first)
+        return
+    built = _carry_out(specs, profile, on_top, store, engine, request)
+    how = {"run_options": engines.run_options, "local_name": engines.local_name}
+    _print("plan" if options.dry_run else "built", built, request, **how)
 
 
 def _from_environment() -> set[str]:
@@ -191,41 +201,29 @@ def _destination(spec: ImageSpec, output: Path | None) -> Path:
 
 
 def _carry_out(
-    matrix: Matrix,
-    specs: list[ImageSpec],
+    specs: Sequence[ImageSpec],
     profile: Profile,
+    on_top: OnTop | None,
     store: Store,
     engine: engines.Engine | None,
     request: BuildRequest,
-) -> None:
-    """Lock what has no lock and what comes on top, then build; a plan ends where something must be made first."""
-    options, settings = request.options, request.settings
-    fetch, wheels = not options.dry_run, None
+) -> Sequence[object]:
+    """Make what comes on top, fetch and build; return what was built, or in a dry run would be."""
+    options, settings, wheels = request.options, request.settings, None
     with contextlib.ExitStack() as stack:
-        with listeners(settings, "what is installed is looked up") as (say, on_line):
-            specs = locked_specs(matrix, specs, profile, options.images_dir)
-            if request.requirements:
-                known = known_extensions(options.extensions)
-                pinned = pinned_to_fit(matrix, specs[0], request.requirements, known, options.gpus, request.hashes)
-                devel = specs
-                if pinned.sources:
-                    devel = specs_to_build(matrix, str(specs[0].cell), ["devel"], options.images_dir, specs[0].arch)
-                made = Wheels(matrix, store, pinned, devel[0], options.gpus)
-                if options.dry_run and (first := made.lacking()):
-                    _print_without_key(specs, request, first)
-                    return
+        if on_top:
+            with listeners(settings, "what comes on top is looked up") as (say, on_line):
                 compiler = Compiler(request.engine, profile, request.base, options.timeout, on_line, say)
-                profile, files = stack.enter_context(made.beside(profile, compiler, settings))
-                specs = with_packages(specs[0], pinned.requirements, profile, known, keep=fetch, wheels=files)
+                put = put_on_top(on_top, specs[0], store, compiler, settings)
+                spec, profile = stack.enter_context(put)
+                specs = [spec]
         if options.prefetch:
-            prefetched = prefetched_wheels(settings, specs[0], profile, store, tool=engine is not None, fetch=fetch)
-            wheels = stack.enter_context(prefetched)
+            cell, locks = specs[0].cell, [*specs[0].locks, *([tool_lock()] if engine else [])]
+            plan = str(cell) if options.dry_run else None
+            wheels = stack.enter_context(prefetched_wheels(settings, locks, cell.python, profile, store, plan))
         if engine is None:
-            built = _venv(specs[0], profile, wheels, request)
-        else:
-            built = _images(engine, specs, profile, wheels, request)
-    how = {"run_options": engines.run_options, "local_name": engines.local_name}
-    _print("plan" if options.dry_run else "built", built, request, **how)
+            return [_environment(specs[0], profile, wheels, request)]
+        return _images(engine, specs, profile, wheels, request)
 
 
 def _images(
@@ -258,12 +256,12 @@ def _images(
         return [build.push(engine, each, options.push, options.timeout) for each in made]
 
 
-def _venv(spec: ImageSpec, profile: Profile, wheels: Path | None, request: BuildRequest) -> Sequence[object]:
+def _environment(spec: ImageSpec, profile: Profile, wheels: Path | None, request: BuildRequest) -> object:
     dest, timeout = _destination(spec, request.options.output), request.options.timeout
     if request.options.dry_run:
-        return [venv.plan(spec, dest)]
+        return venv.plan(spec, dest)
     with listeners(request.settings, "the build starts") as (say, on_line):
-        return [venv.build(spec, profile, dest, timeout=timeout, on_line=on_line, say=say, wheels=wheels)]
+        return venv.build(spec, profile, dest, timeout=timeout, on_line=on_line, say=say, wheels=wheels)
 
 
 def _print_without_key(specs: Sequence[ImageSpec], request: BuildRequest, plan: dict[str, Any]) -> None:

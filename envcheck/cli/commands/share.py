@@ -193,8 +193,7 @@ def proof(options: ProofOptions, settings: Settings) -> int:
     repository = _repository(reference, options.mirror)
     images = remote_images(repository, reference.wanted, _architecture())
     if not images:
-        message = f"{reference} has no image for {_architecture()}"
-        raise AbsentError(message, fix="name an image for this platform")
+        refuse(f"{reference} has no image for {_architecture()}", "name an image for this platform", AbsentError)
     digest = images[0].manifest
     image = str(reference.pinned(digest))
     proofs = judge_image(read_proofs(repository, digest), digest, terms(policy, node, matrix))
@@ -295,8 +294,7 @@ def _pulled(pinned: str, chosen: ChosenImage, wanted: str) -> dict[str, str]:
     try:
         engine = engines.find(wanted)
         if engine == "venv":
-            message = "neither docker nor podman answers"
-            raise UnavailableError(message, fix="")  # noqa: TRY301 (its fix is that of the others)
+            refuse("neither docker nor podman answers", "", UnavailableError)
         connected = engines.connect(engine)
         connected.pull(pinned)
     except UnavailableError as error:

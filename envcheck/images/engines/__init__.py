@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.images.engines import bootstrap, subprocesses
 from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.plan import PLATFORMS, BuildPlan
@@ -465,8 +465,7 @@ def local_name(engine: str, image: str) -> str:
 def holder(image: str) -> tuple[Engine, ImageInfo]:
     """Return what can run a local image, and what it says of it: docker where it holds it, else podman."""
     if not _REFERENCE.fullmatch(image):
-        message = f"{image[:80]!r} is no name of an image"
-        raise ConfigError(message, fix="write NAME:TAG, NAME@sha256:DIGEST, or the image's id")
+        refuse(f"{image[:80]!r} is no name of an image", "write NAME:TAG, NAME@sha256:DIGEST, or the image's id")
     silent: list[UnavailableError] = []
     for engine in (Engine("docker"), Engine("podman")):
         try:

@@ -14,7 +14,7 @@ import msgspec
 
 from envcheck import __version__, safe_files
 from envcheck.data import data_path, state_path
-from envcheck.errors import BuildError, ConfigError, PromiseError, UnavailableError
+from envcheck.errors import BuildError, ConfigError, PromiseError, UnavailableError, refuse
 from envcheck.images import build_context as contexts
 from envcheck.images import build_log, tags
 from envcheck.images import plan as build_key
@@ -287,12 +287,11 @@ def _outcome(engine: Engine, target: _Target, began: float) -> BuildResult | Bui
 
 def _result(engine: Engine, target: _Target, began: float) -> BuildResult:
     request, plan, existing, ended = target
-    log = build_log.require_success(plan, *ended, request.timeout) if ended else None
+    log = build_log.require_success(plan.tag, f"{plan.cell}-{plan.target}", *ended, request.timeout) if ended else None
     # A build of another state folder on the same engine may have tagged it meanwhile, and taken the build's name away.
     image = existing or engine.inspect(plan.name) or engine.inspect(plan.tag)
     if image is None:
-        message = f"the build of {plan.tag} ended without an image"
-        raise BuildError(message, fix=f"see {log}" if log else "build again")
+        refuse(f"the build of {plan.tag} ended without an image", f"see {log}" if log else "build again", BuildError)
     names, held_back = _approve(engine, request.spec, plan, image)
     on_disk, compressed = engine.sizes(image)
     return BuildResult(

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from envcheck.errors import BuildError, UnavailableError
+from envcheck.errors import BuildError, UnavailableError, refuse
 
 Process: TypeAlias = subprocess.Popen[bytes]
 
@@ -108,8 +108,7 @@ def output(argv: Sequence[str], *, timeout: float = 60) -> str:
     result = stream(argv, timeout=timeout)
     if result.status != 0:
         last = (result.output.strip().splitlines() or ["no output"])[-1]
-        message = f"{argv[0]} {argv[1] if argv[1:] else ''} failed: {last}"
-        raise BuildError(message, fix="run it by hand to see more")
+        refuse(f"{argv[0]} {argv[1] if argv[1:] else ''} failed: {last}", "run it by hand to see more", BuildError)
     return result.output
 
 
@@ -128,8 +127,7 @@ def _start(
 ) -> Process:
     program = which(argv[0])
     if program is None:
-        message = f"{argv[0]} is not installed"
-        raise UnavailableError(message, fix=f"install {argv[0]}, or choose another --engine")
+        refuse(f"{argv[0]} is not installed", f"install {argv[0]}, or choose another --engine", UnavailableError)
     return subprocess.Popen(
         [program, *argv[1:]],
         stdin=stdin,

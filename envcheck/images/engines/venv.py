@@ -14,11 +14,11 @@ import msgspec
 import uv
 
 from envcheck.data import data_path
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import UnavailableError, refuse
 from envcheck.images import build_context as contexts
 from envcheck.images import dockerfile
 from envcheck.images import plan as build_key
-from envcheck.images.build_log import FailedError, UsedSource, keep_log, log_path, used
+from envcheck.images.build_log import UsedSource, require_success, used
 from envcheck.images.dockerfile import lock_files
 from envcheck.images.engines import subprocesses
 from envcheck.images.engines.build import one_at_a_time
@@ -155,8 +155,7 @@ def _holds(dest: Path) -> str | None:
     if _complete(dest):
         return (dest / _KEY).read_text(encoding="ascii")
     if dest.exists() and not (dest / _PARTIAL).exists() and (not dest.is_dir() or any(dest.iterdir())):
-        message = f"{dest} exists and was not created by `envcheck build`"
-        raise ConfigError(message, fix="give another --output, or remove it")
+        refuse(f"{dest} exists and was not created by `envcheck build`", "give another --output, or remove it")
     return None
 
 
@@ -227,12 +226,9 @@ class _Steps:
         """Run a command; its failure is a FailedError."""
         self._on_line(f"#0 [{self.spec.cell}] {step}")
         result = subprocesses.stream(argv, timeout=self._timeout, on_line=self._on_line, env=env)
-        self.text += f"== {step}\n{result.output}\n"
-        self.log = keep_log(log_path(f"{self.spec.cell}-venv"), self.text)
-        if result.status != 0:
-            ended = "" if result.status is not None else f"timed out after {self._timeout:.0f} s"
-            text = f"{result.output}\n{ended}"
-            raise FailedError(str(self.spec.cell), text, self.log, step=step)
+        cell, before = str(self.spec.cell), f"{self.text}== {step}\n"
+        self.log = require_success(cell, f"{cell}-venv", *result, self._timeout, step=step, before=before)
+        self.text = f"{before}{result.output}\n"
 
 
 def _fill(dest: Path, interpreter: str, steps: _Steps, key: str) -> None:

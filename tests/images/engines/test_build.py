@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from envcheck.data import state_path
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.images import build_log
 from envcheck.images.build_log import FailedError
 from envcheck.images.engines import Engine, ImageInfo
 from envcheck.images.engines import bootstrap as bases
@@ -234,7 +234,7 @@ def test_a_failed_build_names_step_cause_and_log(shelf: _Shelf, build_request: T
     with pytest.raises(FailedError, match="hash mismatch") as failed:
         build(shelf, build_request)
     assert failed.value.detail[:2] == ["in [1/1] RUN true", "error: Hash mismatch for `numpy`"]
-    log = build_log.log_path(f"{build_request.spec.cell}-runtime")
+    log = state_path("logs", f"{build_request.spec.cell}-runtime.log")
     assert str(log) in str(failed.value)
     assert "Hash mismatch" in log.read_text()
     assert "\n" not in str(failed.value)
