@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -109,34 +109,16 @@ def render(at: Path, *names: str, python: str = sys.executable, program: str = "
             (at / file.name).chmod(file.mode)
 
 
-def keep(
-    state: Path,
-    name: str,
-    status: Literal["pass", "fail"],
-    check: str = "",
-    summary: str = "",
-    age: float = 0.0,
-    python: str = sys.executable,
-    *,
-    of_node: bool = True,
-) -> None:
+def keep(state: Path, name: str, status: Any, check: str = "", summary: str = "", **more: Any) -> None:
     """Keep a verdict for a node, in the place of the one that it has; a failure is one of its hardware, or not."""
+    python, at = more.get("python", sys.executable), this_boot({"SLURMD_NODENAME": name})
     subject = GatedEnvironment(kind="python", name=python, state=fingerprint(Path(python)))
-    at = this_boot({"SLURMD_NODENAME": name})
-    made = NodeVerdict(
-        subject=subject,
-        at=structs.replace(at, uptime=at.uptime - age),
-        level="static",
-        mode="cpu",
-        status=status,
-        check=check,
-        summary=summary,
-        of_node=of_node and status == "fail",
-        again=(check,) if check else (),
-    )
+    at = structs.replace(at, uptime=at.uptime - more.get("age", 0.0))
+    made = NodeVerdict(subject=subject, at=at, level="static", mode="cpu", status=status, check=check, summary=summary)
+    of_node = status == "fail" and more.get("of_node", True)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("ENVCHECK_HOME", str(state))
-        gate.keep(made)
+        gate.keep(structs.replace(made, of_node=of_node, again=(check,) if check else ()))
 
 
 def resume(cluster: dict[str, str], at: Path) -> None:
@@ -179,7 +161,7 @@ def until(ready: Callable[[], bool], at: Path) -> None:
     while not ready():
         if time.monotonic() > deadline:
             logs = {log.name: log.read_text(errors="replace")[-500:] for log in [*at.glob("*.log"), *at.glob("*.out")]}
-            pytest.fail(f"Slurm did not come up: {logs}")
+            pytest.fail(f"it did not come up: {logs}")
         time.sleep(0.2)
 
 
