@@ -45,10 +45,10 @@ def measure(size: int, length: int) -> dict[str, Any]:
         with ThreadPoolExecutor(size) as pool:
             members = [*pool.map(lambda hello: GroupMember.join(hello, "127.0.0.1", port, PATIENCE), hellos)]
             met = time.process_time() - cpu
-            came = [*pool.map(lambda member: len(member.exchange("one", "x" * length).parts), members)]
+            came = [*pool.map(lambda member: len(member.exchange("one", "x" * length)[0]), members)]
             exchange = time.process_time() - cpu - met
             members.pop(size // 2).leave()
-            lost = [*pool.map(lambda member: member.exchange("two", None).lost, members)]
+            lost = [*pool.map(lambda member: member.exchange("two", None)[1], members)]
     finally:
         leading.close()
     return {

@@ -22,7 +22,7 @@ from envcheck.node.collect import collect
 from envcheck.node.host import kernel_module
 from envcheck.reports.model import RunReport, report_of, write
 from envcheck.runner.container import shown_gpus
-from envcheck.runner.execute import Run, boot_id, validate
+from envcheck.runner.execute import Run, Watcher, boot_id, validate
 from envcheck.runner.judging import LOST_GPUS
 from envcheck.runner.local_python import Target
 from envcheck.runner.planning import discover, most_telling_first, plan, select
@@ -36,7 +36,6 @@ SUMMARY_LENGTH: Final = 200
 STATE: Final = "/var/lib/envcheck"
 _LIMIT: Final = 1 << 16
 _GPU_REQUIRED: Final = "gpu.required"
-_DIGEST: Final = re.compile(r"@sha256:[0-9a-f]{64}$")
 # Node checks that fail for what a torch, an image or a job's variables are, on any sound node ...
 _OF_ENVIRONMENT: Final = frozenset({"arch-list", "driver-cuda", "gpu-visible", "image-promises", "visible-devices"})
 # ... and checks in the environment that measure hardware; of a Python on the node itself also its operating system.
@@ -130,7 +129,7 @@ def image_subject(image: str, image_id: str | None, python: str | None) -> Gated
 
 def by_digest(image: str) -> bool:
     """Tell whether an image's name holds its digest."""
-    return _DIGEST.search(image) is not None
+    return re.search(r"@sha256:[0-9a-f]{64}$", image) is not None
 
 
 def of_report(report: RunReport, subject: GatedEnvironment, at: Boot, where: str = "") -> NodeVerdict | None:
@@ -211,10 +210,7 @@ def replaces(new: NodeVerdict, kept: NodeVerdict | None) -> bool:
     return was != is_ or LEVELS.index(new.level) >= LEVELS.index(kept.level)
 
 
-_DRIVER: Final = Path("/proc/driver/nvidia")
-
-
-def this_boot(environ: Mapping[str, str] = os.environ, driver: Path = _DRIVER) -> Boot:
+def this_boot(environ: Mapping[str, str] = os.environ, driver: Path = Path("/proc/driver/nvidia")) -> Boot:
     """Return this node as it is now. The name is Slurm's or Kubernetes' where they give one, else the host's."""
     name = environ.get("SLURMD_NODENAME") or environ.get("NODE_NAME") or platform.node().partition(".")[0]
     version = gpus = None
@@ -308,16 +304,6 @@ def gpu_users() -> str:
     return ", ".join(user.text() for user in users(View(collect())))
 
 
-class _Silent:
-    """A watcher that shows nothing: a prolog has no reader."""
-
-    def running(self, check: str) -> None:
-        pass
-
-    def learned(self, run: Run) -> None:
-        pass
-
-
 def run_checks(
     target: Target, level: str, budget: float | None, *, require_gpu: bool, only: Collection[str] = ()
 ) -> RunReport:
@@ -327,7 +313,7 @@ def run_checks(
     chosen = most_telling_first(select(found, level, only if known.issuperset(only) else ()))
     planned = plan(chosen, level=level, nproc=2, gpus=shown_gpus(), require_gpu=require_gpu, budget=budget)
     run = Run(RunPlan(plan=planned, chosen=chosen, target=target, stretch=True))
-    validate(run, collect, _Silent())
+    validate(run, collect, Watcher())  # a prolog has no reader
     return report_of(run)
 
 

@@ -136,10 +136,8 @@ def grouped(files: Iterable[FleetFile]) -> list[tuple[FleetGroup, list[Member]]]
     ]
 
 
-class _Measured(NamedTuple):
-    node: str
-    value: float
-    gpu: str = ""
+# A node, its value, and the GPU that it is of, "" where that is unknown.
+_Measured = tuple[str, float, str]
 
 
 def deviating(groups: Iterable[list[Member]]) -> Iterator[Outlier | ConfigurationDrift]:
@@ -150,24 +148,23 @@ def deviating(groups: Iterable[list[Member]]) -> Iterator[Outlier | Configuratio
         for node, report, _ in members:
             for check in report.checks:
                 if check.value is not None:
-                    row = _Measured(node, check.value, check.gpu)
-                    alike[check.check, len(report.gpus), check.unit].append(row)
+                    alike[check.check, len(report.gpus), check.unit].append((node, check.value, check.gpu))
         for (name, _, unit), rows in alike.items():
             yield from _deviating(number, name, unit, rows)
         # A node whose file was written much longer after the end of the run than those of the others.
-        late = [_Measured(member.node, member.late) for member in members if member.late is not None]
+        late = [(member.node, member.late, "") for member in members if member.late is not None]
         yield from (row for row in _deviating(number, "clock", "s", late, CLOCK_SLACK) if isinstance(row, Outlier))
 
 
 def _deviating(
     group: int, check: str, unit: str, rows: list[_Measured], floor: float = 0.0
 ) -> Iterator[Outlier | ConfigurationDrift]:
-    usual, far, drifting = compare([row.value for row in rows], floor)
+    usual, far, drifting = compare([value for _, value, _ in rows], floor)
     for place, z in far.items():
         node, value, gpu = rows[place]
         yield Outlier(group=group, check=check, node=node, gpu=gpu, value=value, median=usual, unit=unit, z=round(z, 1))
     if drifting:
         nodes: dict[str, list[str]] = defaultdict(list)
-        for place, row in enumerate(rows):
-            nodes[phrases.quantity(row.value if place in drifting else usual, unit)].append(row.node)
+        for place, (node, value, _) in enumerate(rows):
+            nodes[phrases.quantity(value if place in drifting else usual, unit)].append(node)
         yield compared(group, check, nodes)

@@ -10,23 +10,19 @@ from envcheck.errors import refuse
 
 # More names than any fleet; `a[1-999999999]` must not fill the memory.
 MOST: Final = 1 << 17
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
-_ENTRY: Final = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
-_LAST_NUMBER: Final = re.compile(r"(.*?)([0-9]{1,18})([^0-9]*)", re.DOTALL)
-_RANGE: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _FIX: Final = "write a Slurm host list: n1,n[3-8],gpu[001-064]"
 
 
 def is_name(text: str) -> bool:
     """Tell whether a text can be a node's name: letters, digits, dots, dashes and underscores; ALL is all nodes."""
-    return _NAME.fullmatch(text) is not None and text.upper() != "ALL"
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", text) is not None and text.upper() != "ALL"
 
 
 def unfold(text: str) -> list[str]:
     """Return the names of a host list, each once, in its order. Raise ConfigError for what is not a host list."""
     names: dict[str, None] = {}
     for entry in filter(None, re.split(r"[,\s]+(?![^\[]*\])", text)):
-        if _ENTRY.fullmatch(entry) is None:
+        if re.fullmatch(r"(?:[^\[\],\s]|\[[^\[\]]*\])+", entry) is None:
             refuse(f"{entry[:40]!r} is not an entry of a host list", _FIX)
         # At odd places stand the brackets' contents.
         parts = re.split(r"\[([^\[\]]*)\]", entry)
@@ -45,7 +41,7 @@ def unfold(text: str) -> list[str]:
 def _numbers(listed: str, entry: str) -> list[str]:
     numbers: list[str] = []
     for part in listed.split(","):
-        match = _RANGE.fullmatch(part.strip())
+        match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())
         low, high = (match[1], match[2] or match[1]) if match else ("1", "0")
         if int(high) < int(low):
             refuse(f"{part.strip()[:40]!r} in {entry[:40]!r} is not a number or a range", _FIX)
@@ -62,7 +58,7 @@ def fold(names: Iterable[str]) -> str:
     for name in dict.fromkeys(names):
         if not is_name(name):
             refuse(f"{name[:40]!r} cannot stand in a host list", _FIX)
-        match = _LAST_NUMBER.fullmatch(name)
+        match = re.fullmatch(r"(.*?)([0-9]{1,18})([^0-9]*)", name, flags=re.DOTALL)
         if match is None:
             plain.append(name)
         else:

@@ -28,10 +28,6 @@ _SAFE: Final = {
     "state": (_PLAIN_PATH, "an absolute path of letters, digits and . _ + -"),
     "namespace": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a namespace of Kubernetes: a-z, 0-9 and -"),
 }
-# What the network of a group needs. Others would steer the checks, or envcheck itself (NODE_NAME, ENVCHECK_HOME).
-_VARIABLE: Final = re.compile(r"((NCCL|FI|UCX|GLOO|RDMAV|IBV|MLX5)_[A-Za-z0-9_]+)=([^\x00-\x1f\x7f-\x9f]*)")
-# Minutes that a run may take on a node, several times what it is planned for.
-_MINUTES: Final = {"static": 10, "quick": 15, "standard": 30, "full": 120}
 
 
 class LaunchValues(NamedTuple):
@@ -84,6 +80,7 @@ def context(values: LaunchValues, system: str) -> dict[str, Any]:
             )
     max_age, budget = round(values.max_age), round(values.budget)
     target = f"--image {values.image}" if values.image else f"--python {shlex.quote(values.python or '')}"
+    # Minutes that a run may take on a node, several times what it is planned for.
     return {
         **values._asdict(),
         "target": target,
@@ -94,13 +91,14 @@ def context(values: LaunchValues, system: str) -> dict[str, Any]:
         # Two more tries before the verdict is too old for the prolog.
         "renew_after": max(1, max_age // 3),
         "interval": max(30, max_age // 3),
-        "minutes": _MINUTES[values.level],
+        "minutes": {"static": 10, "quick": 15, "standard": 30, "full": 120}[values.level],
         **pod_parts(values.pods, values.gpus, values.nodes, drain=values.drain),
     }
 
 
 def _variable(text: str) -> tuple[str, str]:
-    match = _VARIABLE.fullmatch(text)
+    # What the network of a group needs. Others would steer the checks, or envcheck itself (NODE_NAME, ENVCHECK_HOME).
+    match = re.fullmatch(r"((NCCL|FI|UCX|GLOO|RDMAV|IBV|MLX5)_[A-Za-z0-9_]+)=([^\x00-\x1f\x7f-\x9f]*)", text)
     if match is None:
         refuse(
             f"--env {text[:200]!r} is not NAME=VALUE of the network",

@@ -16,6 +16,7 @@ from envcheck.counting import counted
 from envcheck.errors import ConfigError, refuse
 from envcheck.reports.phrases import number
 from envcheck.reports.redact import UNKEYED
+from envcheck.runner.launcher import Place
 from envcheck.runner.schema import GroupFacts
 
 CheckStatus = Literal["pass", "warn", "fail", "skip", "error"]
@@ -28,16 +29,10 @@ class _ReadValue(msgspec.Struct):
 _Signals = dict[str, _ReadValue | None]
 
 
-class _PlacePart(msgspec.Struct):
-    node: str = ""
-    node_rank: int = 0
-    nodes: int = 1
-
-
 class _HostPart(msgspec.Struct):
     name: str = ""
     arch: str = ""
-    place: _PlacePart = msgspec.field(default_factory=_PlacePart)
+    place: Place = Place()
 
 
 class _GpuPart(msgspec.Struct):
@@ -104,17 +99,12 @@ _SCHEMA: Final = "envcheck/report/1"
 # Worst last, as `max` finds it.
 BY_SEVERITY: Final = ("skip", "pass", "warn", "error", "fail")
 _REDACTED_HOST: Final = re.compile(r"host-[0-9]{1,6}")
-_NAMELESS: Final = ("", "localhost", "localhost.localdomain")
 _LONGEST_TEXT: Final = 300
 _LONGEST_NAME: Final = 253
-_UUID: Final = re.compile(r"\b(?:GPU|MIG)-[0-9a-fA-F-]{36}")
 _FIX: Final = "run `envcheck run` on this node again"
-# What a file holds that was never written to its end, on a disk that lost power.
-_BLANK: Final = b" \t\r\n\0"
 # How the beginning of a report is told from other files, where its end is missing.
 _FIRST: Final = b'{"schema":"envcheck/report/'
 _NAMED: Final = re.compile(rb'"schema"\s*:\s*"envcheck/report/')
-_PLACE: Final = re.compile(r" at `.{1,80}`")
 # Of a report as envcheck prints it.
 _FIRST_LINE: Final = re.compile(rb"^\{\r?$", re.MULTILINE)
 _LAST_LINE: Final = re.compile(rb"^\}\r?$", re.MULTILINE)
@@ -122,8 +112,6 @@ _LAST_LINE: Final = re.compile(rb"^\}\r?$", re.MULTILINE)
 OTHER_NODE: Final = "group.other-node"
 # Any of the ranks may have its node in brackets: "rank 2 (n1), 4".
 _RANKS: Final = re.compile(r"\branks? ([0-9]{1,18}(?: \([^()]*\))?(?:(?:, | and )[0-9]{1,18}(?: \([^()]*\))?)*)")
-_BRACKETS: Final = re.compile(r"\([^()]*\)")
-_NUMBER: Final = re.compile(r"[0-9]+")
 # The check of which a pass says no more than that the nodes met: fleet.group.outcome.FORMED.
 _FORMED: Final = "group-formed"
 
@@ -225,7 +213,8 @@ def _in_log(content: bytes) -> bytes:
 
 def _unreadable(content: bytes, error: Exception) -> Exception:
     """Return why a document without a readable report is none, in words of the reader and not of the parser."""
-    if not content.strip(_BLANK):
+    # What a file holds that was never written to its end, on a disk that lost power.
+    if not content.strip(b" \t\r\n\0"):
         return ConfigError("is empty", fix=_FIX)
     try:
         schema = msgspec.json.decode(content, type=_SchemaPart).schema
@@ -237,7 +226,7 @@ def _unreadable(content: bytes, error: Exception) -> Exception:
         return NotAReportError("is not a report of envcheck" if valid else "is not JSON")
     if schema != _SCHEMA:
         return _of_other_schema(schema)
-    place = _PLACE.search(str(error))
+    place = re.search(r" at `.{1,80}`", str(error))
     return ConfigError(f"is a report with a missing or wrong field{place[0] if place else ''}", fix=_FIX)
 
 
@@ -303,8 +292,8 @@ def _blamed(outcomes: Iterable[_OutcomePart], group: GroupFacts) -> dict[str, st
 
 def nodes_of(culprit: str, group: GroupFacts) -> set[int]:
     """Return the nodes that a culprit names, by its ranks or by their names; none where it names neither."""
-    lists = [_BRACKETS.sub("", listed) for listed in _RANKS.findall(culprit)]
-    ranks = [int(number) for listed in lists for number in _NUMBER.findall(listed)]
+    lists = [re.sub(r"\([^()]*\)", "", listed) for listed in _RANKS.findall(culprit)]
+    ranks = [int(number) for listed in lists for number in re.findall(r"[0-9]+", listed)]
     named = {node for rank in ranks if (node := node_in(rank, group)) is not None}
     if named:
         return named
@@ -334,7 +323,7 @@ def moment(text: str) -> float | None:
 
 def _node(host: _HostPart) -> str:
     """Return the node's name as the launcher has it, else the host's; with its number where all are localhost."""
-    name = host.place.node or (host.name if host.name not in _NAMELESS else "")
+    name = host.place.node or (host.name if host.name not in ("", "localhost", "localhost.localdomain") else "")
     if not name and host.place.nodes > 1:
         return f"node-{host.place.node_rank}"
     return name if len(name) <= _LONGEST_NAME else f"{name[:60]}…"
@@ -361,7 +350,7 @@ def _checks(outcomes: list[_OutcomePart]) -> tuple[CheckValue, ...]:
 def _check(outcome: _OutcomePart) -> CheckValue:
     """Return an outcome; what ten thousand reports have alike is in memory once."""
     culprit = outcome.culprit[:_LONGEST_TEXT]
-    named = _UUID.search(culprit)
+    named = re.search(r"\b(?:GPU|MIG)-[0-9a-fA-F-]{36}", culprit)
     return CheckValue(
         check=sys.intern(outcome.id[:_LONGEST_TEXT]),
         status=outcome.status,
@@ -437,13 +426,10 @@ _GPU_SIGNALS: Final = (
     *("vbios", "memory_total", "power_limit", "clock_sm_max", "ecc_mode", "mig_mode", "compute_mode", "persistence"),
     *("nvlinks_active", "pcie_gen_max", "pcie_width_max"),
 )
-_LIBRARIES: Final = ("torch", "cuda", "cudnn", "nccl", "python")
 # Variables that steer the software under test; any other may rightly differ, as a job's number does.
 _STEERING: Final = ("NCCL_", "CUDA_", "UCX_", "FI_", "TORCH_", "PYTORCH_", "OMP_", "NVIDIA_")
 # Values of the launcher's or the job's own, which differ on every node.
 _OWN: Final = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID")
-# Memory as the kernel counts it differs by a few pages between nodes of one kind.
-_ROUNDED: Final = ("host.memory_total", "shm.total")
 
 
 def _configuration(
@@ -451,14 +437,15 @@ def _configuration(
 ) -> dict[str, str]:
     """Return the configuration by signal, as text; what was not read is not there, and no drift."""
     held = {name: _value(host, name) for name in _HOST_SIGNALS}
-    for name in _ROUNDED:
+    # Memory as the kernel counts it differs by a few pages between nodes of one kind.
+    for name in ("host.memory_total", "shm.total"):
         amount = number(held[name])
         if amount is not None:
             held[name] = f"{amount / (1 << 30):.0f} GiB"
     for name in _GPU_SIGNALS:
         values = {_text(value) for gpu in gpus if (value := _value(gpu, name)) is not None}
         held[f"gpu.{name}"] = " and ".join(sorted(values)) or None
-    held |= {name: environment.get(name) for name in _LIBRARIES}
+    held |= {name: environment.get(name) for name in ("torch", "cuda", "cudnn", "nccl", "python")}
     variables = _value(host, "env")
     if isinstance(variables, dict):
         held |= {f"env.{n}": v for n, v in variables.items() if n.startswith(_STEERING) and n not in _OWN}

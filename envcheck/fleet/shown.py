@@ -28,7 +28,10 @@ def lines(report: FleetReport) -> Iterator[str]:
     yield from wrapped(report.verdict.sentence, "")
     yield from wrapped(f"use now: {report.verdict.good or 'no node'}", "", "         ")
     for state in BAD:
-        yield from section(_TITLES[state], _nodes(report, state))
+        why_not = _alike(report, state).items()
+        yield from section(
+            _TITLES[state], [f"{names(nodes)}{f': {why}' * (state != 'missing')}" for why, nodes in why_not]
+        )
     yield from section("Drift (who differs from most of its group)", [*map(drifted, report.drift)])
     yield from section("Outliers (far from the median of its group)", [*map(outlying, report.outliers)])
     yield from section("Files that are ignored", ignored(report))
@@ -41,12 +44,12 @@ def ignored(report: FleetReport) -> list[str]:
     return [f"{row.file} {row.reason}: ignored" for row in report.unread if not row.node]
 
 
-def _nodes(report: FleetReport, state: BadState) -> list[str]:
-    """Return a line for each node; what needs no reason, or has one in common, is one host list."""
+def _alike(report: FleetReport, state: BadState) -> dict[str, list[str]]:
+    """Return the nodes in a state by their reason."""
     alike: dict[str, list[str]] = {}
     for node in report.nodes.of(state):
-        alike.setdefault("" if state == "missing" else report.reasons.get(node, ""), []).append(node)
-    return [f"{names(members)}{f': {why}' if why else ''}" for why, members in alike.items()]
+        alike.setdefault(report.reasons.get(node, ""), []).append(node)
+    return alike
 
 
 def names(nodes: Sequence[str]) -> str:
@@ -143,10 +146,8 @@ def samples(answer: FleetAnswer) -> Iterator[Sample]:
 
 
 _CSS: Final = Path(__file__).with_name("page.css")
-_ORDER: Final = (*BAD, "pass")
 # Rows of a table; what is beyond is counted, and whole in --json.
 _ROWS: Final = 60
-_QUIET: Final = {"pass", "skip", "absent"}
 
 
 def page(answer: FleetAnswer) -> str:
@@ -155,19 +156,15 @@ def page(answer: FleetAnswer) -> str:
     words, why = _words(answer)
     checks = sorted({check for row in words.values() for check in row})
     kinds = {check: {row.get(check, "absent") for row in words.values()} for check in checks}
-    telling = [check for check in checks if len(kinds[check]) > 1 or not kinds[check] <= _QUIET]
+    telling = [check for check in checks if len(kinds[check]) > 1 or not kinds[check] <= {"pass", "skip", "absent"}]
     alike: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
-    for node in sorted(words, key=lambda node: _ORDER.index(answer.states[node].state)):
+    for node in sorted(words, key=lambda node: (*BAD, "pass").index(answer.states[node].state)):
         row = tuple(words[node].get(check, "absent") for check in telling)
         alike[answer.states[node].state, row].append(node)
-    reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for state in BAD:
-        for node in report.nodes.of(state):
-            reasons[state, report.reasons.get(node, "")].append(node)
     context = {
         "report": report,
         "counts": [("pass", report.nodes.passed), *((state, len(report.nodes.of(state))) for state in BAD)],
-        "reasons": [(state, reason, nodes) for (state, reason), nodes in reasons.items()],
+        "reasons": [(state, why, nodes) for state in BAD for why, nodes in _alike(report, state).items()],
         "telling": telling,
         "alike": len(checks) - len(telling),
         "rows": [

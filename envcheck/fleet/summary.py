@@ -235,6 +235,8 @@ def summarize(files: Sequence[FleetFile], question: FleetQuestion) -> FleetAnswe
     drift = [row for row in different if isinstance(row, ConfigurationDrift)]
     outliers = sorted((row for row in different if isinstance(row, Outlier)), key=lambda row: -abs(row.z))
     blame = [_blame(node, state) for node, state in node_states.items() if state.state == "fail"]
+    unlike = [members for row in drift if row.majority is not None for members in row.others.values()]
+    deviant = {row.node for row in outliers}.union(*unlike)
     report = FleetReport(
         tool=__version__,
         at=dt.datetime.fromtimestamp(question.now, dt.timezone.utc).isoformat(timespec="seconds"),
@@ -249,7 +251,7 @@ def summarize(files: Sequence[FleetFile], question: FleetQuestion) -> FleetAnswe
         outliers=outliers,
         unread=[UnreadFile(file=f.path, node=f.node, reason=f.note) for f in files if not (f.report or f.group)],
         notes=[*notes(files, question), *gpu_notes(current)],
-        verdict=_verdict(node_states, blame, _deviant(drift, outliers), question),
+        verdict=_verdict(node_states, blame, deviant if question.strict else set(), question.expected),
     )
     return FleetAnswer(report, node_states)
 
@@ -273,19 +275,12 @@ def _reasons(node_states: Mapping[str, StateOfNode], blame: Iterable[FleetBlame]
     return {node: f"{reason}{old.get(node, '')}" for node, reason in why.items()}
 
 
-def _deviant(drift: Iterable[ConfigurationDrift], outliers: Iterable[Outlier]) -> set[str]:
-    """Return the nodes that differ from the majority of their group, or have a value far from it."""
-    nodes = {row.node for row in outliers}
-    return nodes.union(*(members for row in drift if row.majority is not None for members in row.others.values()))
-
-
 def _verdict(
-    state_of: Mapping[str, StateOfNode], blame: list[FleetBlame], deviant: set[str], question: FleetQuestion
+    state_of: Mapping[str, StateOfNode], blame: list[FleetBlame], left_out: set[str], expected: Collection[str]
 ) -> FleetVerdict:
-    expected = set(question.expected) or set(state_of)
+    """Say what the states come to; `left_out` differ from the majority of their group, which --strict does not pass."""
     counts = Counter(state.state for state in state_of.values())
-    left_out = deviant if question.strict else set()
-    good = {node for node, state in state_of.items() if state.state == "pass"} & expected - left_out
+    good = {node for node, state in state_of.items() if state.state == "pass"} & set(expected or state_of) - left_out
     undetermined = counts["error"] + counts["missing"] + counts["stale"]
     code = 1 if counts["fail"] or left_out else 3 if undetermined or not counts["pass"] else 0
     status: FleetStatus = "fail" if code == 1 else "error" if code else "pass"

@@ -19,7 +19,7 @@ from rich.text import Text
 from envcheck.counting import counted
 from envcheck.reports import phrases
 from envcheck.reports.model import RunReport, report_of, write
-from envcheck.runner.execute import Run
+from envcheck.runner.execute import Run, Watcher
 from envcheck.runner.planning import expected_to_fit
 from envcheck.runner.requirements import Demand
 from envcheck.runner.schema import OutcomeRow, Plan, TargetFacts
@@ -328,7 +328,7 @@ def _rounds(report: RunReport, out: _Printer, *, verbose: bool) -> None:
         out.table(rows)
 
 
-class LiveReport:
+class LiveReport(Watcher):
     """A run's watcher: shows its progress, and writes the report after each check to `path` (None: nowhere).
 
     `told_as` is what becomes of the report before it is written: nothing, or a redaction. A disk that is full ends no

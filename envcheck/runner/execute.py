@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -26,7 +26,6 @@ from envcheck.runner.schema import Mode, OutcomeRow, Plan, PlannedCheck, RunVerd
 from envcheck.runner.worker.fork_server import NODE_READ
 from envcheck.runner.worker_session import RunPlan
 
-_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _FACTS: Final = ("python", "executable", "prefix", "torch", "cuda", "cudnn", "nccl", "start")
 _DRIVER: Final = ("driver.version", "driver.kernel")
 _PAUSE = 3.0
@@ -37,7 +36,7 @@ _EVENTS: Final = "worker-events"
 def boot_id() -> str:
     """Return the kernel's name for this boot; empty where it tells none."""
     try:
-        return _BOOT.read_text(encoding="ascii").strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
 
@@ -216,8 +215,8 @@ def to_do(plan: Plan, done: Mapping[str, OutcomeRow], elapsed: float) -> list[Pl
     return [check for check in plan.checks if times[check.id] == least] if more or least < most else []
 
 
-class Watcher(Protocol):
-    """Observes a run while it goes on."""
+class Watcher:
+    """Observes a run while it goes on; this one shows nothing."""
 
     def running(self, check: str) -> None:
         """Take the check that runs now; "" for the start of Python and torch."""

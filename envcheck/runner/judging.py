@@ -60,8 +60,6 @@ _NO_TORCH: Final = "ModuleNotFoundError: No module named 'torch'"
 _SEE_LOG: Final = "see the log in the report"
 _OFF: Final = [f"{name}={value}" for name, value in P2P_OFF.items()]
 _OFF_WORDS: Final = ", ".join(_OFF)
-# What an outcome blames that is about one GPU by itself: its pace is its own, whatever groups talk over.
-_ALONE: Final = ("device", "devices", "rank")
 _P2P_FIX: Final = (
     "on bare metal disable ACS on the PCIe bridges and set the IOMMU to pass through (iommu=pt), then look at NVLink "
     f"and fabric manager; until then {_OFF_WORDS} has NCCL go through the host's memory"
@@ -420,9 +418,10 @@ def _without_p2p(outcome: Outcome, of: Evidence) -> Outcome:
     if not ran_so or of.found.check.probe or outcome.status == SKIP:
         return outcome
     condition = f"measured with {_OFF_WORDS}, as peer-to-peer is broken"
+    # What an outcome blames that is about one GPU by itself: its pace is its own, whatever groups talk over.
     excused = _excused(
         outcome,
-        lambda finding: "" if any(word in finding.details for word in _ALONE) else condition,
+        lambda finding: "" if any(word in finding.details for word in ("device", "devices", "rank")) else condition,
         _P2P_FIX,
         code="speed.peer-to-peer-off",
     )

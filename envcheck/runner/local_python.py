@@ -24,7 +24,6 @@ _GRACE: Final = 6.0
 _LOG_TAIL: Final = 1 << 16
 _LOG_MOST: Final = 1 << 24
 _OLDEST: Final = (3, 9)  # what the worker is written for
-_AT_LEAST: Final = ".".join(map(str, _OLDEST))
 _SPEAK: Final = r"import sys; print('\nPython-%d.%d' % sys.version_info[:2])"
 _SPEAK_TIMEOUT: Final = 60.0  # a cold network filesystem needs tens of seconds for a Python
 
@@ -214,7 +213,10 @@ def answering(chosen: ChosenPython) -> ChosenPython:
         fix = "give --python a working interpreter, or an environment that has one"
         refuse(f"{chosen.python} is not a Python: it {did}", fix)
     if (int(version[1]), int(version[2])) < _OLDEST:
-        refuse(f"{chosen.python} is {version[0].replace('-', ' ')}", f"give --python one of {_AT_LEAST} or newer")
+        refuse(
+            f"{chosen.python} is {version[0].replace('-', ' ')}",
+            f"give --python one of {_OLDEST[0]}.{_OLDEST[1]} or newer",
+        )
     return chosen
 
 

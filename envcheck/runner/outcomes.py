@@ -50,8 +50,6 @@ _FRAME: Final = re.compile(r'\s*File "')
 # How its file begins to run says nothing of the check; an import of torch is a hundred frames of importlib.
 _NOISE: Final = re.compile(r'\s*File "([^"]*/envcheck/runner/(?:worker/)?\w+\.py|<frozen importlib\.[^"]*)", line ')
 _DUMPED: Final = re.compile(r'\s*File ".*", line \d+ in ')  # a traceback has a comma before "in"
-# A check's file lies under a directory of this run alone.
-_STAGED: Final = re.compile(r'(File ")[^"]*/(envcheck/checks/)')
 
 
 def plain(value: Any) -> Any:
@@ -127,7 +125,8 @@ def last_lines(log: str, count: int = _LINES) -> list[str]:
     own = list(_telling(lines))
     if not any(map(_FRAME.match, own)):
         own = lines  # it went wrong in envcheck itself: its frames are all there is
-    return [_STAGED.sub(r"\1\2", line)[-_WIDTH:] for line in _innermost(own)][-count:]
+    # A check's file lies under a directory of this run alone.
+    return [re.sub(r'(File ")[^"]*/(envcheck/checks/)', r"\1\2", line)[-_WIDTH:] for line in _innermost(own)][-count:]
 
 
 def _telling(lines: Iterable[str]) -> Iterator[str]:

@@ -15,7 +15,6 @@ from envcheck.images.lockfile import Group, Lock
 from envcheck.images.targets import RECIPES, extensions_of, groups_of
 from envcheck.matrix.facts.model import Cell, HostArch
 
-PROMISES_FILE: Final = "envcheck-promises.json"
 IMAGE_PROMISES: Final = Path("/etc/envcheck/promises.json")
 _MOST: Final = 1 << 20  # bytes: it is as others left it, and may be a pipe or a device
 IMAGE_PREFIX: Final = "/opt/venv"
@@ -23,7 +22,7 @@ IMAGE_PREFIX: Final = "/opt/venv"
 
 def read_promises(prefix: str) -> dict[str, str]:
     """Return the promises of an environment made by envcheck, by its sys.prefix."""
-    for promises in (Path(prefix) / PROMISES_FILE, *([IMAGE_PROMISES] if prefix == IMAGE_PREFIX else [])):
+    for promises in (Path(prefix) / "envcheck-promises.json", *([IMAGE_PROMISES] if prefix == IMAGE_PREFIX else [])):
         if content := _content(promises):
             return parse_promises(content, str(promises))
     return {}

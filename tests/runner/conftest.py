@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.node.snapshot import Snapshot
-from envcheck.runner.execute import Run, validate
+from envcheck.runner.execute import Run, Watcher, validate
 from envcheck.runner.local_python import ChosenPython, LocalPython, Target
 from envcheck.runner.planning import discover, plan
 from envcheck.runner.schema import OutcomeRow
@@ -28,7 +28,7 @@ AddCheck = Callable[..., Path]
 RunSite = Callable[..., Run]
 
 
-class Silent:
+class Silent(Watcher):
     """A watcher that only remembers."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.runner import execute, outcomes
-from envcheck.runner.execute import Run, validate
+from envcheck.runner.execute import Run, Watcher, validate
 from envcheck.runner.planning import plan
 from envcheck.runner.schema import OutcomeRow
 from tests import builders
@@ -109,20 +109,10 @@ def test_the_node_is_read_in_every_round(site: Path, run_site: Callable[..., Run
     made = run_site()
     heats: Iterator[float] = iter((40.0, 90.0))
     run = Run(dataclasses.replace(made.asked, plan=plan([*made.asked.chosen], level="full", nproc=2, repeat=2)))
-    validate(run, lambda: Snapshot("now", {"heat": Signal(next(heats))}), Deaf())
+    validate(run, lambda: Snapshot("now", {"heat": Signal(next(heats))}), Watcher())
     spread = run.outcomes["heat"].spread
     assert spread is not None
     assert spread.values == [40.0, 90.0]
-
-
-class Deaf:
-    """A watcher that hears nothing."""
-
-    def running(self, check: str) -> None:
-        """Hear nothing."""
-
-    def learned(self, run: Run) -> None:
-        """Learn nothing."""
 
 
 def test_a_driver_that_changes_between_rounds_is_a_failure_that_names_both(
@@ -132,7 +122,7 @@ def test_a_driver_that_changes_between_rounds_is_a_failure_that_names_both(
     made = run_site()
     drivers = iter(("570.26", "570.124.06", "570.124.06"))
     run = Run(dataclasses.replace(made.asked, plan=plan([*made.asked.chosen], level="full", nproc=2, repeat=3)))
-    validate(run, lambda: Snapshot("now", {"driver.version": Signal(next(drivers))}), Deaf())
+    validate(run, lambda: Snapshot("now", {"driver.version": Signal(next(drivers))}), Watcher())
     changed = run.outcomes["same-environment"]
     assert (changed.status, changed.code) == ("fail", "same-environment.changed")
     assert "driver.version was 570.26, is 570.124.06" in changed.summary

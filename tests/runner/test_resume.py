@@ -17,7 +17,7 @@ from envcheck.errors import ConfigError
 from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.reports.model import RunReport, load, report_of, run_of, write
 from envcheck.runner import outcomes
-from envcheck.runner.execute import Run, validate
+from envcheck.runner.execute import Run, Watcher, validate
 from envcheck.runner.schema import TargetFacts
 from tests.waiting import eventually
 
@@ -183,13 +183,10 @@ def test_another_driver_or_gpu_is_found_once_it_runs_and_nobody_is_told(
     assert watcher.learnt == 0
 
 
-class CallCounter:
+class CallCounter(Watcher):
     """A watcher that counts its calls."""
 
     learnt = 0
-
-    def running(self, check: str) -> None:
-        """Count nothing."""
 
     def learned(self, run: Run) -> None:  # noqa: ARG002 (the contract's)
         """Count it."""

@@ -217,7 +217,8 @@ def _run_and_report(
     if options.as_json:
         click.echo(encode(kept), nl=False)
     elif quiet:
-        click.echo(last_line(_one_line(kept, files.report)))
+        where = f"; {files.report}" if files.report and kept.host.place.several_nodes else ""
+        click.echo(last_line(f"{_before(kept)}{kept.verdict.sentence}{where}"))
     else:
         lines = report_output.written(files) if failed is None else []
         console = process.console(width=terminal.width(), highlight=False)
@@ -229,14 +230,6 @@ def _run_and_report(
     if failed is not None or before is None:
         return kept.verdict.exit_code
     return _held_against(before, report, err=options.as_json, quiet=quiet)
-
-
-def _one_line(report: RunReport, path: Path | None) -> str:
-    """Return the verdict's sentence, with the node and its file where other nodes say theirs beside it."""
-    sentence = report.verdict.sentence
-    if path is None or not report.host.place.several_nodes:
-        return sentence
-    return f"{_before(report)}{sentence}; {path}"
 
 
 def _before(report: RunReport) -> str:

@@ -49,13 +49,8 @@ class FormedGroup(NamedTuple):
     local: str
 
 
-class StepParts(NamedTuple):
-    """What nodes gave for a step, and why others gave nothing."""
-
-    parts: dict[int, Any]
-    lost: dict[int, str]
-
-
+# What nodes gave for a step, and why others gave nothing.
+StepParts = tuple[dict[int, Any], dict[int, str]]
 _T = TypeVar("_T")
 
 
@@ -280,7 +275,7 @@ class GroupMember:
                 raise LostGroupError(str(answer["ended"]))
             if answer.get("step") == step:
                 parts = {int(node): value for node, value in answer["parts"].items()}
-                return StepParts(parts, {int(node): str(why) for node, why in answer["lost"].items()})
+                return parts, {int(node): str(why) for node, why in answer["lost"].items()}
         self._inbox.put(None)
         raise LostGroupError(self._why)
 

@@ -17,7 +17,6 @@ DEFAULT_PORT: Final = 29500
 # Where the port is drawn from the job's number: below the ports that Linux gives to outgoing connections.
 _DRAWN: Final = range(20000, 30000)
 _LAST_PORT: Final = 65535
-_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
 _START: Final = "start one process a node: srun --ntasks-per-node=1, torchrun --nnodes=N, or an indexed Job with NNODES"
 
 
@@ -55,7 +54,7 @@ def membership(environ: Mapping[str, str], run: str | None = None) -> Membership
     address = environ.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR") or (names[0] if names else "")
     if not address:
         refuse("no variable names the first node", "set MASTER_ADDR to its name or address as the other nodes have it")
-    if not _HOST.fullmatch(address):
+    if not re.fullmatch(r"[A-Za-z0-9._:%-]+", address):
         refuse(f"the first node's address {address[:60]!r} is not a host name or an IP address", "correct MASTER_ADDR")
     return Membership(
         node=node,

@@ -119,8 +119,6 @@ def _filled(answer: Mapping[str, Any] | None, name: str, count: int, otherwise: 
     return [*listed, *([otherwise] * count)][:count]
 
 
-# A rank that a text names, and not already with its host in brackets.
-_RANK: Final = re.compile(r"\brank (\d+)\b(?! \()")
 FORMED: Final = "group-formed"
 
 
@@ -158,7 +156,8 @@ def _with_nodes(text: str, group: GroupFacts) -> str:
         node = node_in(int(match[1]), group)
         return match[0] if node is None else f"{match[0]} ({group.nodes[node]})"
 
-    return _RANK.sub(named, text)
+    # A rank that a text names, and not already with its host in brackets.
+    return re.sub(r"\brank (\d+)\b(?! \()", named, text)
 
 
 def _of_node(outcome: OutcomeRow, group: GroupFacts, node: int) -> OutcomeRow:

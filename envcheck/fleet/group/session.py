@@ -91,10 +91,10 @@ class GroupSession:
         elif event["event"] == "done":
             (directory / NODES_LOST).unlink(missing_ok=True)
             step = f"{self._rounds} {event['id']}"
-            gathered = self.member.exchange(step, outcome.own(event), trouble=event["error"] is not None)
-            yield outcome.whole(event, gathered.parts, gathered.lost, self._ranks, self.names)
-            if gathered.lost:
-                raise LostGroupError(outcome.broken({}, gathered.lost, self.names))
+            parts, lost = self.member.exchange(step, outcome.own(event), trouble=event["error"] is not None)
+            yield outcome.whole(event, parts, lost, self._ranks, self.names)
+            if lost:
+                raise LostGroupError(outcome.broken({}, lost, self.names))
         else:
             if event["event"] in LAST and event["event"] != "end":
                 self.member.leave(f"its worker {event['event']}")
@@ -105,16 +105,15 @@ class GroupSession:
         ports = free_ports(len(self.checks)) if self.node == 0 else []
         seed = int.from_bytes(os.urandom(4), "little") % 1_000_000
         answer = outcome.ready(facts, ranks, ports, seed)
-        gathered = self.member.exchange(f"{self._rounds} ready", answer, trouble=bool(answer["error"]))
-        why = outcome.broken(gathered.parts, gathered.lost, self.names)
-        if why:
+        parts, lost = self.member.exchange(f"{self._rounds} ready", answer, trouble=bool(answer["error"]))
+        if why := outcome.broken(parts, lost, self.names):
             raise LostGroupError(why)
-        facts_of = {self.names[node]: part for node, part in sorted(gathered.parts.items())}
+        facts_of = {self.names[node]: part for node, part in sorted(parts.items())}
         unlike = differences(facts_of, outcome.ALIKE)
         if unlike:
             refuse(f"the nodes' environments differ: {unlike}", "give --python the same environment on all nodes")
-        first = gathered.parts[0]
-        self._ranks = [int(gathered.parts[node]["ranks"]) for node in range(len(self.names))]
+        first = parts[0]
+        self._ranks = [int(parts[node]["ranks"]) for node in range(len(self.names))]
         text = json.dumps(
             {
                 "first": sum(self._ranks[: self.node]),

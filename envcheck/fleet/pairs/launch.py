@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -247,19 +247,6 @@ def planner(fleet: Fleet) -> Plan:
     return (tournament if fleet.mode == "tournament" else diagnosis)(fleet.nodes)
 
 
-def step(fleet: Fleet, results: Mapping[str, GroupResult]) -> list[GroupTest] | Diagnosis:
-    """Return the tests of the next round that have no result yet, or the diagnosis. The same results give the same."""
-    rounds = planner(fleet)
-    try:
-        tests = next(rounds)
-        while all(test.key in results for test in tests):
-            tests = rounds.send([results[test.key] for test in tests])
-    except StopIteration as ended:
-        verdict: Diagnosis = ended.value
-        return verdict
-    return [test for test in tests if test.key not in results]
-
-
 # Launch commands at one time on this machine; a round of more tests takes several turns.
 AT_ONCE: Final = 64
 RunTest = Callable[[GroupTest, threading.Event], GroupResult]
@@ -269,18 +256,24 @@ def run_tests(
     fleet: Fleet, state: PairsState, path: Path, run: RunTest, say: Callable[[GroupTest, GroupResult], None]
 ) -> Diagnosis:
     """Run the tests that have no result yet; each result is kept before the next one counts, the file until the end."""
-    while not isinstance(following := step(fleet, state.results), Diagnosis):
-        for test, result in _round(following, run):
-            state.results[test.key] = result
-            safe_files.replace(path, msgspec.json.encode(state))
-            say(test, result)
-    path.unlink(missing_ok=True)
-    return following
+    rounds = planner(fleet)
+    try:
+        tests = next(rounds)
+        while True:
+            for test, result in _round([test for test in tests if test.key not in state.results], run):
+                state.results[test.key] = result
+                safe_files.replace(path, msgspec.json.encode(state))
+                say(test, result)
+            tests = rounds.send([state.results[test.key] for test in tests])
+    except StopIteration as ended:
+        path.unlink(missing_ok=True)
+        verdict: Diagnosis = ended.value
+        return verdict
 
 
 def _round(tests: Sequence[GroupTest], run: RunTest) -> Iterator[tuple[GroupTest, GroupResult]]:
     stop = threading.Event()
-    with concurrent.futures.ThreadPoolExecutor(min(AT_ONCE, len(tests))) as pool:
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         running = {pool.submit(run, test, stop): test for test in tests}
         try:
             for done in concurrent.futures.as_completed(running):

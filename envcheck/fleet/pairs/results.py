@@ -14,7 +14,6 @@ from envcheck.fleet.hostlist import fold
 from envcheck.struct_types import know_types
 
 ResultStatus = Literal["pass", "fail", "undetermined"]
-BlameKind = Literal["node", "link", "gpu"]
 # A group this much slower than others of its size has a fault in it. All-reduce goes at the speed of its slowest link;
 # a link at half its width or one of two ports down halves it, and groups of sound nodes differ by a few percent.
 SLOW: Final = 0.8
@@ -64,7 +63,7 @@ class GroupResult(msgspec.Struct, frozen=True):
 class Blame(msgspec.Struct, frozen=True):
     """A node, GPU or link at fault. `by` are the tests that say so, `reason` what they measured."""
 
-    kind: BlameKind
+    kind: Literal["node", "link", "gpu"]
     who: str
     reason: str
     by: tuple[str, ...] = ()

@@ -23,8 +23,6 @@ _DOING_LIMIT = 200
 _SAID_LIMIT = 300
 _TOO_LONG = {"error": f"its result file is over {RESULT_LIMIT} bytes"}
 _NO_RESULT = {"error": "its result file holds neither a measurement nor an error"}
-# What C++ says of an exception that nobody caught, before SIGABRT.
-_UNCAUGHT = re.compile(r"what\(\):\s*(\S.*)")
 HUNG = "still running after"
 # torch/csrc/distributed/c10d: ProcessGroupNCCL.cpp's words for a collective that took longer than its limit, torch 1.13
 # to 2.9. They come with SIGABRT, or with an exception where TORCH_NCCL_BLOCKING_WAIT is set.
@@ -40,7 +38,6 @@ _WAITED = re.compile(
 )
 _STOPPED = "is stopped (process state T: a SIGSTOP, a debugger or a frozen container)"
 _SLEEPING = "is in uninterruptible sleep (process state D: a driver or a file server that does not answer)"
-_DUMP = re.compile(r"(?:Current thread|Thread) 0x\w+ .*\(most recent call first\):\n((?:  .*\n?)*)")
 _WAITS = re.compile(r'File ".*/torch/(distributed|autograd|cuda)/')
 
 
@@ -138,7 +135,8 @@ def _killed(end: End) -> dict[str, Any]:
     timeout = watchdog(end.log)
     if number == signal.SIGABRT and timeout:
         return {"rank": end.rank, "text": f"died of {name}: NCCL's watchdog ended it ({timeout})", "hung": True}
-    uncaught = _UNCAUGHT.search(end.log)
+    # What C++ says of an exception that nobody caught, before SIGABRT.
+    uncaught = re.search(r"what\(\):\s*(\S.*)", end.log)
     return {"rank": end.rank, "text": f"died of {name}{': ' + uncaught[1][:_SAID_LIMIT] if uncaught else ''}"}
 
 
@@ -205,5 +203,5 @@ def _missing(seen: ObservedRank, furthest: tuple[int, int]) -> str:
 
 def _waits(log: str) -> bool:
     """Return whether the stack that was dumped last is in a call that waits for other ranks or for a GPU."""
-    dumps = _DUMP.findall(log)
+    dumps = re.findall(r"(?:Current thread|Thread) 0x\w+ .*\(most recent call first\):\n((?:  .*\n?)*)", log)
     return bool(dumps) and _WAITS.search("\n".join(dumps[-1].splitlines()[:4])) is not None

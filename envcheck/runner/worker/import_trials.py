@@ -34,8 +34,6 @@ LOCALE = {"LC_ALL": "C.UTF-8"}
 _TOGETHER = 120.0  # seconds for all trials; an import took at most plan["import_timeout"] before
 _SHOWN = 10
 _END = 4096
-# An import that the kernel ends for time or memory ends so again, and takes its time.
-_FINAL = ("SIGKILL", "SIGALRM", "SIGXCPU", "took longer")
 _CODE = """
 import os, sys
 print("process:%d" % os.getpid(), file=sys.stderr, flush=True)
@@ -107,7 +105,8 @@ def _end(log: Path) -> str:
 def measure(error: str, directory: Path) -> dict[str, Any]:
     """Return what can be blamed for an import of torch that failed with `error`; `directory` takes what is written."""
     unlike = [*_unlike()][:_SHOWN]
-    if unlike or any(word in error for word in _FINAL):
+    # An import that the kernel ends for time or memory ends so again, and takes its time.
+    if unlike or any(word in error for word in ("SIGKILL", "SIGALRM", "SIGXCPU", "took longer")):
         return {"unlike": unlike}
     until = time.monotonic() + _TOGETHER
     failing = _trial(dict(os.environ), directory, until)

@@ -16,7 +16,6 @@ _MEMORY = re.compile(
     r"MemoryError|annot allocate memory|can't allocate memory|bad_alloc|not enough memory|failed to map segment"
     r"|out of memory allocating"
 )
-_SPACE = re.compile(r"No space left on device|Disk quota exceeded|\bErrno 28\b|\bENOSPC\b")
 # A rank that could start no thread hangs or takes others with it, and does not say so.
 _LOST = re.compile(
     r"still running after|Connection closed by peer|died of SIG(?:ABRT|SEGV)|DataLoader worker .*exited unexpectedly"
@@ -73,7 +72,7 @@ def explained(text: str) -> str:
         causes.append(f"the kernel ended processes of the control group for lack of memory ({kills}), {limit}")
     if refused and (limit := _limit_text("pids")):
         causes.append(f"the control group was refused processes or threads ({refused}), {limit}")
-    causes += _full() if _SPACE.search(text) else []
+    causes += _full() if re.search(r"No space left on device|Disk quota exceeded|\bErrno 28\b|\bENOSPC\b", text) else []
     return f"{text}{_NAMED}{'; '.join(dict.fromkeys(causes))})" if causes else text
 
 

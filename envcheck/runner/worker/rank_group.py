@@ -32,8 +32,6 @@ _TICK = 0.05
 _LOOK = 1.0
 _STOPPED = 10  # looks: a rank that nobody lets go on for so long has the group ended
 _DIGITS = 7  # a number of threads has fewer
-# What an outer launcher tells its own group; torch would join that one instead of ours.
-_OUTER = ("TORCHELASTIC_", "GROUP_", "ROLE_")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +210,8 @@ def _child(job: Job, rank: int, port: int, directory: Path, output: int) -> None
     if job.nodes > 1:
         ours |= {"RANK": str(rank), "WORLD_SIZE": str(job.world)}
         ours.pop("GLOO_SOCKET_IFNAME", None)  # no other node is behind the loopback
-    for name in [n for n in os.environ if n.startswith(_OUTER)]:
+    # What an outer launcher tells its own group; torch would join that one instead of ours.
+    for name in [n for n in os.environ if n.startswith(("TORCHELASTIC_", "GROUP_", "ROLE_"))]:
         del os.environ[name]
     os.environ.update({**ours, **job.environment})
     if job.start == "spawn":

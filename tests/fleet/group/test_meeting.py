@@ -60,7 +60,7 @@ def test_each_node_gets_the_parts_of_all() -> None:
     with leader() as port:
         members = all_three(port)
         assert (members[1].begun.names, members[2].begun.address) == ([*NAMES], "127.0.0.1")
-        assert exchanged(*members) == [StepParts({0: 0, 1: 1, 2: 2}, {})] * 3
+        assert exchanged(*members) == [({0: 0, 1: 1, 2: 2}, {})] * 3
         with pytest.raises(NotFormedError, match="began without this node"):
             GroupMember.join(hello(1), "127.0.0.1", port, 5.0)
         apart = exchanged(*members, steps="abc")
@@ -75,7 +75,7 @@ def test_a_node_that_dies_is_named_and_the_others_are_stopped(monkeypatch: pytes
         members[0].stopped = lambda: stopped.append(0)
         members[2].leave()
         assert eventually(lambda: stopped, [0]) == [0]
-        assert exchanged(*members[:2]) == [StepParts({0: 0, 1: 1}, {2: "its envcheck ended"})] * 2
+        assert exchanged(*members[:2]) == [({0: 0, 1: 1}, {2: "its envcheck ended"})] * 2
 
 
 def test_the_ranks_that_wait_are_stopped_once_and_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_a_node_that_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         silent.sendall(msgspec.json.encode(hello(2)) + b"\n")
         with joining(port, hello(0), hello(1)) as futures:
             members = [future.result() for future in futures]
-        assert exchanged(*members) == [StepParts({0: 0, 1: 1}, {2: "it was silent for 1.5 s"})] * 2
+        assert exchanged(*members) == [({0: 0, 1: 1}, {2: "it was silent for 1.5 s"})] * 2
 
 
 def test_a_thousand_nodes_meet_and_the_one_that_is_lost_is_named() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from envcheck.checks.support import package_files
 from envcheck.node.snapshot import Snapshot
-from envcheck.runner.execute import Run, validate
+from envcheck.runner.execute import Run, Watcher, validate
 from envcheck.runner.local_python import ChosenPython, LocalPython
 from envcheck.runner.planning import discover, plan
 from envcheck.runner.worker import fork_server, import_trials, torch_facts
@@ -269,7 +269,7 @@ def test_no_gpu_is_touched_before_the_node_was_read(torch: Torch, add: Callable[
     chosen = [f for f in discover(site) if f.path.is_relative_to(site)]
     target = LocalPython(ChosenPython(Path(sys.executable), "--python"))
     run = Run(RunPlan(plan=plan(chosen, level="full", nproc=1), chosen=chosen, target=target, site=site))
-    validate(run, collect, Quiet(), pause=0.0)
+    validate(run, collect, Watcher(), pause=0.0)
     assert (seen, touched.exists()) == ([False], True)
     assert run.outcomes["one"].status == "pass"
 
@@ -277,13 +277,3 @@ def test_no_gpu_is_touched_before_the_node_was_read(torch: Torch, add: Callable[
 def test_limits_stretch_with_a_slow_start_and_at_most_tenfold() -> None:
     assert [fork_server.stretch(took, 5.0) for took in (1.0, 5.0, 20.0, 500.0)] == [1.0, 1.0, 4.0, 10.0]
     assert fork_server.stretch(500.0, None) == 1.0  # the user's own --timeout stays
-
-
-class Quiet:
-    """A watcher of nothing."""
-
-    def running(self, check: str) -> None:
-        """Hear it."""
-
-    def learned(self, run: Run) -> None:
-        """Hear it."""
