@@ -110,8 +110,9 @@ class _WithUnit(click.ParamType[float]):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         match = _NUMBER.fullmatch(str(value).strip())
-        unit = match[2] if match and not self.any_case else match[2].upper().removesuffix("B") if match else ""
-        number = float(match[1]) * self.units.get(unit, -1) if match else -1.0
+        unit = match[2] if match else ""
+        factor = self.units.get(unit.upper().removesuffix("B") if self.any_case else unit, -1)
+        number = float(match[1]) * factor if match else -1.0
         if number < 0 or (number == 0 and not self._zero):
             self.fail(f"{value!r} is not a {self.name}: write {self.wanted}", param, ctx)
         return number

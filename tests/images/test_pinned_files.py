@@ -273,7 +273,7 @@ def test_the_doctor_judges_pins_too() -> None:
 
 
 def test_a_question_that_the_file_answers_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the file says what to install"):
+    with pytest.raises(ConfigError, match="the file says it"):
         CliRunner().invoke(
             cli,
             ["resolve", "--from", str(DATA / "setup.sh"), "--torch", "2.8"],

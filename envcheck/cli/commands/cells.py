@@ -161,10 +161,8 @@ def _without_lock(specs: list[ImageSpec], options: RenderImagesOptions) -> list[
 def _files(specs: list[ImageSpec], options: RenderImagesOptions) -> dict[str, bytes]:
     """Return what is to lie in images/; in the checkout's, whose cells they all are, the bake file too."""
     locked = [spec for spec in specs if spec.locks]
-    files = render_cells(locked)
-    return (
-        files if options.selectors or options.images_dir else {**files, "bake.json": bake_of_checkout(locked).encode()}
-    )
+    bake = {} if options.selectors or options.images_dir else {"bake.json": bake_of_checkout(locked).encode()}
+    return render_cells(locked) | bake
 
 
 def _check(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptions, _settings: Settings) -> int:
@@ -172,10 +170,9 @@ def _check(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOption
     everything, shown = not options.selectors, options.images_dir or "images"
     rendered = _files(specs, options)
     cells = {str(spec.cell) for spec in specs if spec.locks}
-    lines = [] if options.images_dir and everything else _without_lock(specs, options)
-    lines = [f"missing: {line}" for line in lines]
+    unlocked = [] if options.images_dir and everything else _without_lock(specs, options)
     found = [one for one in drift(images_dir, rendered) if everything or one.path.partition("/")[0] in cells]
-    lines += [f"{one.kind}: {shown}/{one.path}" for one in found]
+    lines = [*(f"missing: {line}" for line in unlocked), *(f"{one.kind}: {shown}/{one.path}" for one in found)]
     if found:
         count = f"{len(found)} of {counted(len(rendered), 'file')} differ"
         lines.append(f"{count}; run `envcheck render` and commit what it writes")

@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import click
@@ -24,7 +23,7 @@ from envcheck.mirrors.profiles.load import AUTO
 from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.node import collect
 
-_REPORT: Final = Output(Path("envcheck-report.json"))
+_REPORT: Final = Output(report_output.DEFAULT)
 
 
 @dataclass(frozen=True, kw_only=True)

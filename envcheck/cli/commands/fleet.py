@@ -118,8 +118,7 @@ def group(options: FleetGroupOptions, settings: Settings) -> int:
     launched = report_output.leave_to_the_first(quiet=settings.quiet)
     name = member.name or report_output.node_of(launched, nameless=False).name
     checks = chosen(options.only)
-    gpus, wanted = shown_gpus(), options.require_gpu
-    planned = plan(checks, level="standard", nproc=options.nproc, gpus=gpus, require_gpu=wanted)
+    planned = plan(checks, level="standard", nproc=options.nproc, gpus=shown_gpus(), require_gpu=options.require_gpu)
     run = Run(RunPlan(plan=planned, chosen=checks, target=options.target()))
     nodes = (Node(called, several=True) for called in (name, "group"))
     own, whole = (report_output.destination(options.output, report_output.DEFAULT, node, dry=False) for node in nodes)
@@ -182,10 +181,7 @@ class FleetPairsOptions(EnvironmentOptions, JsonOption):
 def pairs(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG001 (all commands take them)
     """Find the node, link or GPU at fault by tests of groups, with the tests that say so."""
     if not options.state.parent.is_dir():
-        refuse(
-            f"--state {options.state}: there is no directory {options.state.parent}",
-            "create it on a file system that all nodes share",
-        )
+        refuse(f"--state {options.state}: there is no directory {options.state.parent}", "create it on a shared disk")
     nodes = tuple(unfold(options.nodes))
     if len(nodes) < 2:  # noqa: PLR2004 (a group)
         refuse(
@@ -205,8 +201,10 @@ def pairs(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG00
             f"{first} is not on PATH, so that no test can start",
             "run this where Slurm's srun is, or give --launch a command of your own",
         )
-    busy = f"another run is using {options.state}", "wait for it, or give --state another file"
-    with safe_files.held(options.state.with_name(f".{options.state.name}.lock"), lambda: refuse(*busy)):
+    with safe_files.held(
+        options.state.with_name(f".{options.state.name}.lock"),
+        lambda: refuse(f"another run is using {options.state}", "wait for it, or give --state another file"),
+    ):
         state = begin(options.state, fleet, launcher.template)
         diagnosis = run_tests(fleet, state, options.state, launcher.run, _progress)
     document = results.document(diagnosis, fleet.mode, fleet.nodes, len(state.results))

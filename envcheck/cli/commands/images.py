@@ -65,10 +65,7 @@ def list_(options: ImagesListOptions, settings: Settings) -> int:
     """List the published cells (torch, CUDA variant, Python): the first driver, targets, and what runs here."""
     exclusive(format=options.format, json=options.as_json)
     if options.platform and not options.format:
-        refuse(
-            "--platform is for --format: the list has every cell once",
-            "give --format github or --format bake, or leave --platform out",
-        )
+        refuse("--platform is for --format: the list has every cell once", "give --format, or leave --platform out")
     matrix, directory = load(settings.matrix), options.images_dir or data_path("images")
     chosen = _selected(matrix, options)
     if options.format:
@@ -94,14 +91,9 @@ def _selected(matrix: Matrix, options: ImagesListOptions) -> list[CellTargets]:
         running = _running(matrix, query)
         chosen = [(cell, targets) for cell, targets in chosen if str(cell) in running]
         if not chosen:
-            refuse(
-                "no selected cell runs there", "`envcheck resolve` with the same options says why", NothingLegalError
-            )
+            refuse("no selected cell runs there", "ask `envcheck resolve` with these options why", NothingLegalError)
     if not chosen:
-        refuse(
-            f"no selected cell is published as {options.target}",
-            "choose a target that `envcheck images` lists for the cell",
-        )
+        refuse(f"no selected cell is published as {options.target}", "choose one that `envcheck images` lists")
     return chosen
 
 

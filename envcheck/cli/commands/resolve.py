@@ -87,10 +87,7 @@ def command(options: ResolveOptions, settings: Settings) -> int:
         refuse(f"{ignored} is for the extensions of --with, and there are none", f"add --with, or leave {ignored} out")
     stated = [options.torch, options.cuda, options.base_cuda, options.requirements, options.everything]
     if options.from_file and any(stated):
-        refuse(
-            "--from takes no --torch, --cuda, --base-cuda, --with and --all",
-            "leave them out: the file says what to install",
-        )
+        refuse("--from takes no --torch, --cuda, --base-cuda, --with and --all", "leave them out: the file says it")
     matrix = load(settings.matrix)
     query, read, notes = normalized(options.query()), dict[str, str](), list[str]()
     another = bool(query.driver or query.gpus or query.cc or query.arch or options.from_file)
