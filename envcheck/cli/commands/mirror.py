@@ -15,7 +15,7 @@ from envcheck import safe_files
 from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_FILE, Argument, JsonOption, Option, command_with
 from envcheck.cli.shared.process import print_answer, print_section, say, styled, wrapped
-from envcheck.data import state_path
+from envcheck.data import rendered, state_path
 from envcheck.errors import refuse
 from envcheck.mirrors import doctor
 from envcheck.mirrors.profiles import model
@@ -32,27 +32,13 @@ if TYPE_CHECKING:
 @command_with(JsonOption, name="list")
 def list_(options: JsonOption, _settings: Settings) -> None:
     """List the mirrors that `--mirror` takes by name."""
-    chosen, known = model.read_choice(), presets()
-    rows = [("name", "seen", "for", "region"), *(_row(name, preset) for name, preset in known.items())]
-    unseen = {row[1] for row in rows[1:]} == {"never"}
-    lines = [_chosen(chosen), *(f"{name:<11} {text}" for name, text in _BUILT_IN.items()), ""]
-    for name, seen, kinds, region in rows:
-        lines.append(f"{name:<11} {'' if unseen else f'{seen:<11} '}{kinds:<46} {region}".rstrip())
-    lines += ["", "`envcheck mirror show NAME` shows what a mirror sets, lacks and cannot do."]
-    mirrors = [{"name": name, **msgspec.to_builtins(preset)} for name, preset in known.items()]
-    document = {"schema": "envcheck/mirrors/1", "chosen": chosen, "mirrors": mirrors}
-    print_answer(document, lines, as_json=options.as_json)
-
-
-def _chosen(choice: str | None) -> str:
-    return f"chosen with `envcheck mirror use`: {choice or 'none'}"
-
-
-_BUILT_IN = {
-    "none": "the default of every client",
-    "host": "this machine's own pip, uv, apt and CA configuration",
-    "user": "the choice of `envcheck mirror use`; `none` without a choice",
-}
+    mirrors = [{"name": name, **msgspec.to_builtins(preset)} for name, preset in presets().items()]
+    document = {"schema": "envcheck/mirrors/1", "chosen": model.read_choice(), "mirrors": mirrors}
+    rows = [("name", "seen", "for", "region"), *(_row(name, preset) for name, preset in presets().items())]
+    # Of the column "seen" nothing is left where no mirror was seen.
+    columns = "%-11s %.0s%-46s %s" if {row[1] for row in rows[1:]} == {"never"} else "%-11s %-11s %-46s %s"
+    text = rendered("printed/mirrors.txt.j2", {**document, "rows": rows, "columns": columns})
+    print_answer(document, [text.rstrip("\n")], as_json=options.as_json)
 
 
 def _row(name: str, preset: Preset) -> tuple[str, str, str, str]:
@@ -128,16 +114,17 @@ def _for_this_shell(options: RenderOptions, profile: Profile) -> RenderOptions:
 
 def _print_profile(name: str, profile: Profile, options: RenderOptions) -> None:
     preset = presets().get(name)
-    rendered = {format_name: settings_of(profile, format_name, options) for format_name in FORMATS}
+    settings = {format_name: settings_of(profile, format_name, options) for format_name in FORMATS}
     # PyTorch's index alone sets nothing without a variant, but that has to be said.
-    texts = [text for s in rendered.values() if s.files for text in s.notes]
-    formats = [format_name for format_name, s in rendered.items() if s.files]
-    click.echo(_chosen(model.read_choice()))
-    click.echo(f"{profile.name}{f': {preset.title}' if preset else ''}")
-    for key, value in _changed(profile).items():
-        for number, row in enumerate(_rows(value)):
-            click.echo(f"  {key if number == 0 else '':<11} {row}")
-    click.echo(f"  --format sets it for {', '.join(formats)}" if formats else "  it sets nothing")
+    texts = [text for s in settings.values() if s.files for text in s.notes]
+    context = {
+        "chosen": model.read_choice(),
+        "profile": profile.name,
+        "title": preset and preset.title,
+        "changed": {key: _rows(value) for key, value in _changed(profile).items()},
+        "formats": [format_name for format_name, s in settings.items() if s.files],
+    }
+    click.echo(rendered("printed/mirror.txt.j2", context), nl=False)
     if preset is not None:
         print_section("Lacks", [*preset.lacks, *(f"{e.kind}: {text}" for e in preset.entries for text in e.lacks)])
         seen = [

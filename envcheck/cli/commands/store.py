@@ -25,7 +25,7 @@ from envcheck.cli.options import (
 from envcheck.cli.shared.process import print_answer
 from envcheck.cli.sources import disk_errors, format_bytes, open_store, transfer_options
 from envcheck.counting import counted
-from envcheck.data import data_path
+from envcheck.data import data_path, rendered
 from envcheck.errors import PromiseError, UnavailableError, refuse
 from envcheck.images import wheels
 from envcheck.images.build_context import tool_lock
@@ -174,18 +174,10 @@ class StoreGcOptions:
 @command_with(StoreGcOptions)
 def gc(options: StoreGcOptions, _settings: Settings) -> int:
     """Evict the least recently used files."""
-    store, dry = _this_store(existing=True), options.dry_run
-    done = releases.gc(store, size=options.max_size, dry=dry)
-    if dry:
-        share = f"{format_bytes(done.used)} of {format_bytes(done.room)}, {done.used / done.room:.0%}"
-        click.echo(f"store {store.root}: used {share}")
-    freed = format_bytes(sum(stored.size for stored in done.evicted))
-    click.echo(f"{'would evict' if dry else 'evicted'} {counted(len(done.evicted), 'object')}, {freed}")
-    if done.left:
-        click.echo(
-            f"{format_bytes(done.left)} above the limit remain: released, or used by another link\n"
-            "`envcheck store release CELL --replace --keep 1` removes older versions"
-        )
+    store = _this_store(existing=True)
+    done = releases.gc(store, size=options.max_size, dry=options.dry_run)
+    told = {"done": done, "dry": options.dry_run, "root": store.root, "bytes": format_bytes, "counted": counted}
+    click.echo(rendered("printed/gc.txt.j2", told), nl=False)
     return 1 if done.left else 0
 
 
