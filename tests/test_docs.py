@@ -14,7 +14,7 @@ from typing import NamedTuple
 import click
 import pytest
 
-from envcheck.cli import LazyGroup, cli
+from envcheck.cli import _LazyGroup, cli
 from envcheck.matrix.file.load import load
 from tests.processes import ran
 from tests.tables import each
@@ -105,7 +105,7 @@ def calls(command: str) -> Iterator[list[str]]:
 def parse(command: click.Command, arguments: list[str], parent: click.Context | None = None) -> None:
     """Raise click's UsageError, or AssertionError, where the command line is not one of envcheck's."""
     context = click.Context(command, info_name=command.name, parent=parent)
-    if isinstance(command, LazyGroup):
+    if isinstance(command, _LazyGroup):
         arguments = command.with_command(arguments)
     values, remaining, _ = command.make_parser(context).parse_args(list(arguments))
     for parameter in command.params:

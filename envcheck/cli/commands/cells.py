@@ -23,7 +23,7 @@ from envcheck.cli.options import (
 )
 from envcheck.cli.shared.process import say, wrapped
 from envcheck.counting import counted
-from envcheck.data import data_path, own_images
+from envcheck.data import data_path, own_images, rendered
 from envcheck.errors import ConfigError, EnvcheckError, refuse
 from envcheck.images import build_context, lock_on_top, lock_with_uv, tags
 from envcheck.images.dockerfile import drift, remove_orphans, render_cells, write_locks
@@ -168,15 +168,15 @@ def _files(specs: list[ImageSpec], options: RenderImagesOptions) -> dict[str, by
 def _check(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptions, _settings: Settings) -> int:
     """Compare. Every cell of `specs` must have locks, but a directory of the user's own may hold some cells only."""
     everything, shown = not options.selectors, options.images_dir or "images"
-    rendered = _files(specs, options)
+    files = _files(specs, options)
     cells = {str(spec.cell) for spec in specs if spec.locks}
     unlocked = [] if options.images_dir and everything else _without_lock(specs, options)
-    found = [one for one in drift(images_dir, rendered) if everything or one.path.partition("/")[0] in cells]
+    found = [one for one in drift(images_dir, files) if everything or one.path.partition("/")[0] in cells]
     lines = [*(f"missing: {line}" for line in unlocked), *(f"{one.kind}: {shown}/{one.path}" for one in found)]
     if found:
-        count = f"{len(found)} of {counted(len(rendered), 'file')} differ"
+        count = f"{len(found)} of {counted(len(files), 'file')} differ"
         lines.append(f"{count}; run `envcheck render` and commit what it writes")
-    fresh = f"{counted(len(rendered), 'file')} in {counted(len(cells), 'cell')} are up to date"
+    fresh = f"{counted(len(files), 'file')} in {counted(len(cells), 'cell')} are up to date"
     click.echo("\n".join(lines or [fresh]))
     return int(bool(lines))
 
@@ -188,11 +188,11 @@ def _render(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptio
         raise ConfigError(message, fix=fix)
     if lacking:
         say(f"{counted(len(lacking), 'cell')} without a lock, so nothing to render: {lacking[0]}")
-    rendered = _files(specs, options)
-    changed = write_files(images_dir, rendered)
-    removed = remove_orphans(images_dir, rendered) if not options.selectors else []
+    files = _files(specs, options)
+    changed = write_files(images_dir, files)
+    removed = remove_orphans(images_dir, files) if not options.selectors else []
     lines = [*(f"wrote {shown}/{path}" for path in changed), *(f"removed {shown}/{path}" for path in removed)]
-    total = f"{len(changed)} of {counted(len(rendered), 'file')} written, {len(removed)} removed"
+    total = f"{len(changed)} of {counted(len(files), 'file')} written, {len(removed)} removed"
     click.echo("\n".join([total] if settings.quiet else [*lines, total]))
     return 0
 
@@ -209,11 +209,12 @@ def _context(specs: list[ImageSpec], mirror: str, output: Path, settings: Settin
             "take another cell, or write it on a machine that the cell is published for",
         )
     context = build_context.write(specs, load_profile(mirror), output, matrix=settings.matrix)
-    secrets = "".join(f" --secret id={name},src={path}" for name, path in context.secrets.items())
-    host = " --network host" if context.network == "host" else ""
-    if not settings.quiet:
-        carried = ", ".join(group for group, whole in context.carried.items() if whole) or "no group"
-        click.echo(f"base {context.base}; carried whole: {carried}; network {context.network}")
-    for spec in sorted(specs, key=lambda each: each.target == "runtime"):
-        target = f"--target {spec.target}"
-        click.echo(f"docker build{host}{secrets} {target} -t {tags.REPOSITORY}:{spec.tag} {output}")
+    told = {
+        "context": context,
+        "carried": [group for group, whole in context.carried.items() if whole],
+        "specs": sorted(specs, key=lambda each: each.target == "runtime"),
+        "repository": tags.REPOSITORY,
+        "output": output,
+        "quiet": settings.quiet,
+    }
+    click.echo(rendered("printed/context.txt.j2", told), nl=False)

@@ -173,12 +173,9 @@ def _show_list(rows: list[dict[str, Any]], here: set[str]) -> None:
         (cell, state, "runs" if cell in here else "", *more) for (cell, *more), state in zip(cells, states, strict=True)
     ]
     print_table(("CELL", "LOCK", "HERE", "DRIVER FROM", "TARGETS"), lines)
-    click.echo(f"\n{counted(len(rows), 'cell')}, {states.count('yes')} locked; tagged like {rows[0]['tags'][0]}")
-    for row, state in zip(rows, states, strict=True):
-        lacks = f"lacks {' and '.join(row['missing'])}: restore it, or " if row["missing"] else ""
-        remedy = row["error"] or f"{lacks}run `envcheck lock {row['cell']}` where its index can be reached"
-        if state != "yes":
-            click.echo(f"  {row['cell']}: {remedy}")
+    unusable = [row for row, state in zip(rows, states, strict=True) if state != "yes"]
+    told = {"rows": rows, "locked": states.count("yes"), "unusable": unusable, "counted": counted}
+    click.echo(rendered("printed/cells.txt.j2", told), nl=False)
 
 
 @dataclass(frozen=True, kw_only=True)

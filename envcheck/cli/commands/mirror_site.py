@@ -12,7 +12,7 @@ from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, Size, command_with
 from envcheck.cli.shared.process import note
 from envcheck.counting import counted
-from envcheck.data import data_path
+from envcheck.data import data_path, rendered
 from envcheck.errors import refuse
 from envcheck.images.lockfile import read_locks
 from envcheck.images.spec import select
@@ -39,10 +39,6 @@ from envcheck.mirrors.site import (
 _INSIDE: Final = 100
 _TLS: Final = (EXISTING_FILE, EXISTING_FILE)
 _PAIR: Final = "NAME=URL"
-_NO_NAME: Final = (
-    "warning: pip >= 24.2 fails with `check_hostname requires server_hostname` for https://{} "
-    "(https://github.com/pypa/pip/issues/12906); pass --name HOST"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +73,14 @@ def command(options: MirrorSiteRenderOptions, settings: Settings) -> None:
     site = site_from_options(settings, directory.absolute(), profile, options)
     roots = ca_bundle(profile)
     written = write(directory, {**render(site), **({"ca.pem": roots} if roots is not None else {})})
-    for name, to in written.kept.items():
-        click.echo(f"{directory / name} was edited: renamed to {directory / to}", err=True)
-    if site.store and not Path(site.store).is_dir():
-        click.echo(f"warning: {site.store} does not exist; the site serves no store until it does", err=True)
-    if site.tls and (":" in site.name or site.name.replace(".", "").isdigit()):
-        click.echo(_NO_NAME.format(site.name), err=True)
+    notes = {
+        "site": site,
+        "directory": directory,
+        "kept": written.kept,
+        "no_store": bool(site.store) and not Path(site.store or "").is_dir(),
+        "no_name": site.tls and (":" in site.name or site.name.replace(".", "").isdigit()),
+    }
+    click.echo(rendered("printed/site-notes.txt.j2", notes), nl=False, err=True)
     if not settings.quiet:
         removed = f", {len(written.removed)} of an earlier render removed" if written.removed else ""
         start = f"start it with `docker compose -f {directory}/compose.yaml up --detach`, or {directory}/systemd"
