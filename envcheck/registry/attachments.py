@@ -160,15 +160,20 @@ def attach(
                 raise
     named = documents.described(content, documents.OCI_MANIFEST)
     listed = reply.headers.get("OCI-Subject") == subject.digest
-    return Attachment(named, "" if listed else _entered(repository, subject.digest, named, document))
+    return Attachment(named, _entered(repository, subject.digest, named, document, listed=listed))
 
 
-def _entered(repository: Repository, subject: str, named: Descriptor, document: ImageManifest) -> str:
-    """Enter a manifest in the fallback index, whose other entries stay; return why it is not there, or ""."""
+def _entered(repository: Repository, subject: str, named: Descriptor, document: ImageManifest, *, listed: bool) -> str:
+    """Enter a manifest in the fallback index, whose other entries stay; return why it is not there, or "".
+
+    `listed`: the registry says that its API lists it. AWS ECR said so without an API (sigstore/sigstore-js#1183).
+    """
     tag = fallback_tag(subject)
     entry = {"mediaType": named.media_type, "digest": named.digest, "size": named.size}
     entry |= {"artifactType": document.kind, "annotations": document.annotations}
     try:
+        if listed and named.digest in _from_api(repository, subject):
+            return ""
         for number in range(_ENTRIES):
             index = _index(repository, tag, subject)
             if any(isinstance(one, dict) and one.get("digest") == named.digest for one in index["manifests"]):

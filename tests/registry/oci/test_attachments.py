@@ -1,5 +1,6 @@
 """What is attached to an image is found by everybody and lost by none, whatever a registry lists."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -108,6 +109,22 @@ def test_each_place_alone_suffices(registry: FakeRegistry, hidden: str) -> None:
         listing = Answer(200, json.dumps(answer).encode(), {"Content-Type": OCI_INDEX})
         registry.fault = lambda request: listing if "/referrers/" in request.path else None
     assert words(repository, subject.digest) == ["proof"]
+
+
+def test_a_registry_that_says_it_lists_what_no_api_lists_gets_the_index(registry: FakeRegistry) -> None:
+    """AWS ECR sent OCI-Subject without having the referrers API (sigstore/sigstore-js#1183)."""
+    repository = opened(registry.netloc)
+    subject = push_image(repository)
+
+    def told(request: Request) -> Answer | None:
+        registry.fault = lambda _: None
+        answer = registry.answer(request)
+        registry.fault = told
+        return dataclasses.replace(answer, headers={**answer.headers, "OCI-Subject": subject.digest})
+
+    registry.fault = told
+    attached(repository, subject)
+    assert fallback_tag(subject.digest) in registry.tags
 
 
 @each(
