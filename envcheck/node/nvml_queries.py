@@ -52,10 +52,6 @@ def _as_text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _capability(nvml: Any, gpu: Any) -> str:
-    return "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(gpu))
-
-
 def _dotted(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
@@ -265,7 +261,9 @@ NODE = (
 IDENTITY = (
     NvmlQuery("name", None, text, lambda n, g: _as_text(n.nvmlDeviceGetName(g))),
     NvmlQuery("uuid", None, text, lambda n, g: _as_text(n.nvmlDeviceGetUUID(g))),
-    NvmlQuery("compute_capability", None, capability, _capability),
+    NvmlQuery(
+        "compute_capability", None, capability, lambda n, g: "{}.{}".format(*n.nvmlDeviceGetCudaComputeCapability(g))
+    ),
 )
 QUERIES = (
     *IDENTITY,

@@ -38,6 +38,7 @@ _USED = re.compile(r"NVLS comm (?:0x)?[0-9a-fA-F]+ headRank")
 _SETTING = re.compile(r"NCCL INFO (NCCL_[A-Z0-9_]{1,40}) set by environment to ([^\r\n]{1,60})")
 _CALL = re.compile(r"(?:(\w{1,20}): )?(\d{1,15}) Bytes -> Algo (\w{1,20}) proto")
 _TROUBLE = re.compile(r"nvls\.cc:\d+ NCCL WARN [^\r\n]*|NCCL WARN [^\r\n]*(?:NVLS|[Mm]ulticast)[^\r\n]*")
+_INDIRECT = re.compile(r"GPU Direct RDMA Disabled for HCA \d+ '([^'\r\n]{1,40})'")
 # Settings that choose what ranks talk over.
 CHOICES = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_ALGO", "NCCL_NET")
 WAYS = ("P2P/", "SHM/", "NET/")
@@ -67,11 +68,11 @@ def _file(rank: Rank) -> Path:
 
 
 def parse(text: str) -> Measured:
-    """Return what a log says: {lines, version, network, fabric, edges, nvls, algorithms, settings}.
+    """Return what a log says: {lines, version, network, fabric, edges, indirect, nvls, algorithms, settings}.
 
-    `edges` is {"0>1": ["P2P/CUMEM"]}, by rank; `nvls` {available, used, trouble}, None where it says nothing;
-    `algorithms` {"AllReduce": "NVLS"}, of the largest message; `settings` the NCCL_* that it took from the environment
-    or from nccl.conf.
+    `edges` is {"0>1": ["P2P/CUMEM"]}, by rank; `indirect` the cards that do not reach GPU memory; `nvls` {available,
+    used, trouble}, None where it says nothing; `algorithms` {"AllReduce": "NVLS"}, of the largest message; `settings`
+    the NCCL_* that it took from the environment or from nccl.conf.
     """
     edges: dict[str, list[str]] = {}
     for sender, receiver, kind, how in _EDGE.findall(text):
@@ -85,6 +86,7 @@ def parse(text: str) -> Measured:
         "network": _last(_NETWORK, text) or _last(_ASSIGNED, text),
         "fabric": fabrics.parse(text),
         "edges": edges,
+        "indirect": sorted(set(_INDIRECT.findall(text)))[:_MANY],
         "nvls": _nvls(text),
         "algorithms": _algorithms(text),
         "settings": {name: value.strip().rstrip(".") for name, value in _SETTING.findall(text)},

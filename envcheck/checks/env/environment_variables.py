@@ -53,7 +53,7 @@ OPTIONS = (
     *("pinned_use_cuda_host_register", "pinned_num_register_threads", "pinned_use_background_threads"),
 )
 # The first takes the beginnings of names, "=" before a whole one, "^" before those to leave out (NCCL's guide).
-INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_IB_HCA")
 # Lists of cores that bind threads: libgomp's, Intel's OpenMP's (`explicit,proclist=[0,2-6:2]`), and OpenMP's.
 BINDING = {
     "GOMP_CPU_AFFINITY": "(.*)",
@@ -76,6 +76,7 @@ def measure(rank: Rank) -> Measured:
         "rank": rank.rank,
         "variables": {name: os.environ[name] for name in NAMES if name in os.environ},
         "interfaces": [name for _, name in socket.if_nameindex()],
+        "cards": [path.name for path in Path("/sys/class/infiniband").glob("*")],
         "proxied": [
             n for n in ("localhost", "127.0.0.1") if "http" in getproxies_environment() and not proxy_bypass(n)
         ],
@@ -115,7 +116,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     findings = [*_variables(view, variables), *_threads(variables, cores), *_files(entry)]
     # A list of cores has bound this process when torch loaded its OpenMP; the worker counted before.
     findings += _binding(variables, view.environment.get("threads"))
-    findings += [*_options(variables), *_interfaces(variables, entry["interfaces"])]
+    findings += [*_options(variables), *_interfaces(variables, entry["interfaces"], entry.get("cards") or [])]
     if entry["proxied"]:
         text = f"HTTP_PROXY catches {' and '.join(entry['proxied'])}: servers of this machine are asked for elsewhere"
         fix = "add localhost,127.0.0.1 to NO_PROXY"
@@ -183,10 +184,13 @@ def _options(variables: dict[str, Any]) -> Iterator[Outcome]:
                 yield _warning(name, f"{name} has the option {option}, which torch calls {near[0]}", option, limit)
 
 
-def _interfaces(variables: dict[str, Any], there: list[str]) -> Iterator[Outcome]:
+def _interfaces(variables: dict[str, Any], interfaces: list[str], cards: list[str]) -> Iterator[Outcome]:
+    # Cards are judged where there are any (llm-d/llm-d-benchmark#1862): an image of a cluster may run elsewhere.
     for name in INTERFACES:
-        value = str(variables.get(name, ""))
-        wanted = [part.strip() for part in value.removeprefix("=").split(",") if part.strip()]
+        value, there = str(variables.get(name, "")), cards if name == "NCCL_IB_HCA" else interfaces
+        wanted = [
+            part.partition(":")[0].strip() for part in value.removeprefix("=").split(",") if there and part.strip()
+        ]
         begins = name.startswith("NCCL") and not value.startswith("=")
         named = [each for each in there for part in wanted if each == part or (begins and each.startswith(part))]
         if wanted and not named and not value.startswith("^"):

@@ -118,13 +118,16 @@ def _conflicts(entry: Measured) -> Outcome:
     broken = entry.get("broken")
     if not isinstance(broken, list):
         return undecided("the requirements were not read", code="requirements.unmeasured")
+    shadowed = entry.get("shadowed") or []
     if broken:
         text = "; ".join(broken[:_SHOWN]) + (f"; {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else "")
         fix = "install what is named, or build the environment again from its lock"
+        behind = [one for one in shadowed if any(f" needs {one.split()[0]}".lower() in row.lower() for row in broken)]
+        if behind:  # ~/.local before a conda environment: spinalcordtoolbox/spinalcordtoolbox#3067
+            fix = f"{behind[0]}: uninstall what hides it, or leave ~/.local out (PYTHONNOUSERSITE=1); {fix}"
         verdict = failed if any(FAMILY.match(line) for line in broken) else warned
         about: dict[str, Any] = {"value": len(broken), "limit": LIMIT, "broken": broken}
         return verdict(text, fix=fix, code="requirements.conflict", **about)
-    shadowed = entry.get("shadowed") or []
     hidden = f"; hidden by another version: {len(shadowed)}, first {shadowed[0]}" if shadowed else ""
     summary = f"{counted(entry['packages'], 'package')} without a conflict{hidden}"
     return passed(summary, value=0, limit=LIMIT, shadowed=shadowed)

@@ -7,6 +7,7 @@ NVIDIA/aicr proves its transport by it too.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from envcheck import checks
@@ -38,6 +39,12 @@ _FIX = (
     "container all GPUs, --ipc=host and enough /dev/shm; look at the nvlink check"
 )
 _NVLS_FIX = "reset the GPUs after the fabric manager was restarted; its version is the driver's, and that 530 or newer"
+_DIRECT_FIX = (
+    "install MLNX_OFED or DOCA first and the driver after it, then `modprobe nvidia-peermem`, or use the open kernel "
+    "module (DMA-BUF); NCCL before 2.23 knows nvidia-peermem by its old name alone: take a newer one"
+)
+# NVIDIA offers no GPUDirect RDMA for these models.
+_NEVER_DIRECT = re.compile(r"GeForce|TITAN|GB10|Thor|Orin")
 _NAMED = 8
 
 
@@ -98,7 +105,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         else _slower(view, ranks, pairs, details) or _switched(view, ranks, details)
     )
     wrong = [_wrong(entry) for entry in ranks if entry.get("wrong") or not isinstance(entry.get("wrong"), list)]
-    worse = [*wrong, *fabrics.sockets(view, ranks)]
+    worse = [*wrong, *fabrics.sockets(view, ranks), *_indirect(view, logs)]
     return worst([*worse, outcome], otherwise=outcome) if worse else outcome
 
 
@@ -113,6 +120,22 @@ def _wrong(entry: Measured) -> Outcome:
         culprit=f"rank {entry['rank']} ({entry.get('device')})",
         seed=entry.get("seed"),
     )
+
+
+def _indirect(view: View, logs: transports.Logs) -> list[Outcome]:
+    """Warn of cards that GPUs reach through the host's memory alone (NVIDIA/nccl#1676, #1537, #1939)."""
+    cards = sorted({str(card) for log in logs.values() for card in log.get("indirect") or []})
+    if not cards or any(_NEVER_DIRECT.search(str(gpu.signal("name").value)) for gpu in view.snapshot.gpus):
+        return []
+    return [
+        warned(
+            f"NCCL copies through the host's memory for {', '.join(cards[:_NAMED])}: GPU Direct RDMA is off",
+            fix=_DIRECT_FIX,
+            value=len(cards),
+            code="transport.indirect",
+            culprit=cards[0],
+        )
+    ]
 
 
 def _unread(logs: transports.Logs, pairs: transports.Pairs) -> str:

@@ -17,7 +17,6 @@ CHECK = Check("torch sees every GPU that NVML sees, less those hidden on purpose
 
 _SILENT = "CUDA shows fewer, without an error"
 _FIX = "compare the driver with torch's CUDA (check driver-cuda); in a container use --gpus all with `compute`"
-_INSTANCES = "make instances (`nvidia-smi mig -cgi PROFILE -C`) and name one in CUDA_VISIBLE_DEVICES, or switch MIG off"
 _COMPARE = "compare `nvidia-smi -L` inside and outside the container"
 _SOURCE = "NVML's device count, after CUDA_VISIBLE_DEVICES (CUDA C++ Programming Guide, environment variables)"
 
@@ -84,7 +83,10 @@ def _cause(view: View) -> tuple[str, str]:
     if environment.get(NAME) is not None:
         return f"{NAME} is {environment[NAME]!r}", f"unset {NAME}"
     if not error and any(_sliced(view.snapshot)):
-        return "MIG is on, and CUDA shows no instance of it", _INSTANCES
+        fix = (
+            "make instances (`nvidia-smi mig -cgi PROFILE -C`) and name one in CUDA_VISIBLE_DEVICES, or switch MIG off"
+        )
+        return "MIG is on, and CUDA shows no instance of it", fix
     fix = error.fix if error else _FIX
     if environment.get("NVIDIA_VISIBLE_DEVICES") in ("", "void", "none"):
         return f"NVIDIA_VISIBLE_DEVICES is {environment['NVIDIA_VISIBLE_DEVICES']!r}", fix

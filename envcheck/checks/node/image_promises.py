@@ -47,7 +47,12 @@ COMPARED: Mapping[str, Callable[[Any], str]] = {"python": _minor, "arch_list": _
 
 def judge(view: View) -> Outcome:
     """Fail naming every promise that is not kept; an environment that cannot be asked keeps none."""
-    promised = {key: view.promises[key] for key in COMPARED if _promises(key, view.promises.get(key, "unknown"))}
+    # A companion that the lock leaves out may be added by whoever wants it.
+    promised = {
+        key: value
+        for key in COMPARED
+        if (value := view.promises.get(key, "unknown")) != "unknown" and not (value == "none" and key in _PACKAGES)
+    }
     if not promised:
         return skipped("this environment promises nothing (no labels of ours)", code="image-promises.none")
     if not view.environment.get("torch"):
@@ -68,11 +73,6 @@ def judge(view: View) -> Outcome:
     broken = [lie.summary for lie in lies if lie.status == FAIL]
     outcome = worst(lies, passed(text, value=measured, limit=_limit(promised)))
     return dataclasses.replace(outcome, details={"lies": broken}) if broken else outcome
-
-
-def _promises(key: str, value: str) -> bool:
-    # A companion that the lock leaves out may be added by whoever wants it.
-    return value != "unknown" and not (value == "none" and key in _PACKAGES)
 
 
 def _limit(promised: Mapping[str, str]) -> Limit:

@@ -62,6 +62,7 @@ def judged(view: View, clean: pytest.MonkeyPatch, **variables: str) -> Outcome:
 
 
 HARMFUL = {
+    "NCCL_CUMEM_ENABLE": "0",
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_P2P_LEVEL": "LOC",
     "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
@@ -69,7 +70,7 @@ HARMFUL = {
     "ONEDNN_MAX_CPU_ISA": "SSE41",
     "OMP_PROC_BIND": "master",
 }
-HARMLESS = {"NCCL_NVLS_ENABLE": "1", "NCCL_P2P_LEVEL": "NVL"}
+HARMLESS = {"NCCL_CUMEM_ENABLE": "1", "NCCL_NVLS_ENABLE": "1", "NCCL_P2P_LEVEL": "NVL"}
 
 
 @each("name, rule", environment_variables.RULES.items())
