@@ -96,8 +96,8 @@ attention grouped queries | 1,4,n,16 1,2,n,16 1,2,n,16 | 13 | wide=2 heads lack 
 attention $        | 2,3,n,32 2,3,39,32 2,3,39,32 | 1 17 130 | wide=2 heads | sdpa(a, b, c, "$")
 attention $ causal | 1,2,n,64 1,2,n,64 1,2,n,64 | 9 131    | wide=2 heads | sdpa(a, b, c, "$", is_causal=True)
 attention $ masked | 2,3,n,32 2,3,9,32 2,3,9,32 2,1,n,9 | 1 21 | wide=2 heads | sdpa(a, b, c, "$", attn_mask=d)
-# Norms: backward, sums over all rows cancel.
-layer_norm        | n,65,3 65,3 65,3    | 2 15 401    | wide=4 | F.layer_norm(a, (65, 3), b, c)
+# Norms: backward, sums over all rows cancel. A CPU adds layer_norm's in 16 bits: 401 rows came to 0.69 of the bound.
+layer_norm        | n,65,3 65,3 65,3    | 2 15 131    | wide=4 | F.layer_norm(a, (65, 3), b, c)
 rms_norm          | n,65,3 3            | 2 15 401    | wide=4 lack | F.rms_norm(a, (3,), b, 1e-3)
 group_norm        | n,65,3 65 65        | 2 15 401    | wide=4 | F.group_norm(a, 5, b, c)
 instance_norm     | n,13,15             | 2 15 401    | wide=4 | F.instance_norm(a)
