@@ -34,7 +34,7 @@ from envcheck.checks import (
 )
 from envcheck.checks import env as env_checks
 from envcheck.checks.env import shared_libraries
-from envcheck.checks.support import control_group
+from envcheck.checks.support import control_group, process_group
 from envcheck.counting import counted, numbered
 from envcheck.runner.outcomes import default_code, fields, plain
 from envcheck.runner.planning import CheckModule
@@ -227,7 +227,8 @@ def lost_rank(module: CheckModule, error: Mapping[str, Any], environment: Mappin
         fix, torch = (blamed.remedy if blamed else fix), shared_libraries.told(environment)
         outcome = undecided(f"torch cannot be imported: {torch}", fix=fix, unimportable="torch", code="torch.import")
     else:
-        fix = "the log says where it hung; if this machine is only slow, give a longer --timeout" if hung else _SEE_LOG
+        fix = "the log says where it hung; if this machine is only slow, give a longer --timeout" if hung else ""
+        fix = fix or process_group.remedy(error["text"], _SEE_LOG)
         named = {"rank": error["rank"], "culprit": f"rank {error['rank']}"}
         code = "process.hung" if hung else "process.lost"
         outcome = undecided(f"rank {error['rank']} {error['text']}", fix=fix, code=code, **named)

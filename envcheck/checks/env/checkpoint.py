@@ -59,8 +59,10 @@ def measure(rank: Rank) -> Measured:
 def _distributed(torch: Any, device: Any, directory: Path) -> Measured:
     if importlib.util.find_spec("torch.distributed.checkpoint") is None:
         return {"absent": f"torch {torch.__version__} as installed has no module torch.distributed.checkpoint"}
-    from torch.distributed import checkpoint
-
+    try:
+        from torch.distributed import checkpoint
+    except ImportError as error:  # of what torch does not ask for: pytorch/pytorch#163946
+        return {"raised": process_group.quoted(error)}
     if not hasattr(checkpoint, "save") or "checkpoint_id" not in inspect.signature(checkpoint.save).parameters:
         return {"absent": f"torch {torch.__version__} has no torch.distributed.checkpoint.save(checkpoint_id=)"}
     try:
@@ -129,7 +131,8 @@ def _not_brought_back(entry: Measured) -> list[Outcome]:
     distributed = entry.get("distributed") or {}
     if distributed.get("raised"):
         summary = f"rank {entry.get('rank')}: torch.distributed.checkpoint raised {distributed['raised']}"
-        return [failed(summary, fix="reinstall torch", code="checkpoint.distributed-raised")]
+        fix = process_group.remedy(distributed["raised"], "reinstall torch")
+        return [failed(summary, fix=fix, code="checkpoint.distributed-raised")]
     if distributed.get("wrong"):
         summary = f"torch.distributed.checkpoint brings back other numbers: {', '.join(distributed['wrong'])}"
         return [failed(summary, fix="reinstall torch", value=len(distributed["wrong"]), code="checkpoint.distributed")]

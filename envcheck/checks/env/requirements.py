@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
+import importlib.util
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 from envcheck import checks
@@ -42,6 +45,7 @@ def measure(rank: Rank) -> Measured:
         for problem in [_problem(reader, text, installed)]
         if problem
     ]
+    broken += _undeclared()
     return {
         "rank": rank.rank,
         "packages": len(installed),
@@ -50,6 +54,16 @@ def measure(rank: Rank) -> Measured:
         "shadowed": shadowed,
         "left": left,
     }
+
+
+def _undeclared() -> list[str]:
+    """Return what torchrun of torch 2.6 to 2.8 imports before Python 3.10 and no metadata asks for."""
+    origin = getattr(importlib.util.find_spec("torch"), "origin", None)
+    registry = Path(origin or "").parent / "distributed/elastic/rendezvous/registry.py"
+    if sys.version_info >= (3, 10) or not registry.is_file():
+        return []
+    absent = b"importlib_metadata" in registry.read_bytes() and importlib.util.find_spec("importlib_metadata") is None
+    return ["torchrun needs importlib_metadata, which is not installed (pytorch/pytorch#163946)"] if absent else []
 
 
 def _left(installed: dict[str, importlib.metadata.Distribution]) -> list[str]:

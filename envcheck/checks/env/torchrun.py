@@ -130,7 +130,8 @@ def _joined(number: int, member: dict[str, Any], entry: Measured) -> Outcome | N
     culprit = f"rank {number}"
     if not isinstance(joined, dict) or not process_group.counts(joined.get("wrong")):
         why = f": {entry['raised']}" if entry.get("raised") else ""
-        return failed(f"{culprit} did not join{why}", fix=_FIX, code="torchrun.not-joined", culprit=culprit)
+        fix = process_group.remedy(why, _FIX)
+        return failed(f"{culprit} did not join{why}", fix=fix, code="torchrun.not-joined", culprit=culprit)
     if joined["wrong"] or joined.get("world") != entry.get("nproc"):
         summary = f"{culprit} of {joined.get('world')} had {counted(joined['wrong'], 'wrong element')} in a sum"
         fix = "see the checks all-reduce and collectives"
@@ -164,4 +165,4 @@ def _crashed(number: int, code: int, members: list[dict[str, Any]]) -> Outcome:
 
 def _end(summary: str, culprit: str) -> Outcome:
     fix = "run it by hand with PYTHONFAULTHANDLER=1, and leave imports out until it ends well: the last was the culprit"
-    return failed(summary, fix=fix, code="torchrun.end", culprit=culprit)
+    return failed(summary, fix=process_group.remedy(summary, fix), code="torchrun.end", culprit=culprit)

@@ -222,6 +222,12 @@ def gloo_lacks(backend: str, error: BaseException) -> bool:
     return backend == "gloo" and bool(_GLOO_LACKS.search(str(error)))
 
 
+def remedy(raised: object, otherwise: str) -> str:
+    """Return what to do about a quoted exception: install the module that it misses, else `otherwise`."""
+    absent = re.search(r"No module named '(?!torch\b)(\w+)", str(raised))
+    return f"pip install {absent[1]}" if absent else otherwise
+
+
 def quoted(error: BaseException) -> str:
     """Return an exception's type and first line."""
     lines = str(error).strip().splitlines() or [""]

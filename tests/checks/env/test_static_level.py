@@ -2,10 +2,13 @@
 
 import dataclasses
 import importlib.metadata
+import importlib.util
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -317,6 +320,26 @@ def test_of_two_versions_of_a_package_the_one_that_python_imports_counts(
     outcome = requirements.judge(cpu, [measured_in(monkeypatch, second, first)])
     assert (outcome.status, outcome.value) == (FAIL, 1)
     assert "torch 1.13 needs gone, which is not installed" in outcome.summary
+
+
+def test_what_torchrun_needs_and_no_metadata_asks_for_is_a_warning(
+    cpu: View, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch 2.6 to 2.8 before Python 3.10: pytorch/pytorch#163946."""
+    registry = tmp_path / "torch" / "distributed" / "elastic" / "rendezvous" / "registry.py"
+    registry.parent.mkdir(parents=True)
+    registry.write_text("from importlib_metadata import entry_points\n")
+    package(tmp_path, "torch", "2.7.1")
+    origin = SimpleNamespace(origin=str(tmp_path / "torch" / "__init__.py"))
+    for version, there, status in (((3, 9), None, WARN), ((3, 9), origin, PASS), ((3, 10), None, PASS)):
+        found = {"torch": origin, "importlib_metadata": there}
+        with monkeypatch.context() as here:
+            here.setattr(importlib.util, "find_spec", found.get)
+            here.setattr(sys, "version_info", version)
+            measured = measured_in(monkeypatch, tmp_path)
+        outcome = requirements.judge(cpu, [measured])
+        assert outcome.status == status, (version, outcome)
+        assert status == PASS or "torchrun needs importlib_metadata" in outcome.summary
 
 
 def test_the_copy_of_packaging_that_pip_has_will_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,13 @@ def test_each_end_is_judged(cpu: View, measured: list[dict[str, Any]], status: s
     assert word in outcome.summary
 
 
+def test_a_module_that_torch_does_not_ask_for_is_named_to_install(cpu: View) -> None:
+    """Torch 2.6 to 2.8 before Python 3.10: pytorch/pytorch#163946."""
+    absent = "ModuleNotFoundError: No module named 'importlib_metadata'"
+    outcome = torchrun.judge(cpu, entry({**SOUND, "joined": None}, code=1, raised=absent))
+    assert {finding.remedy for finding in outcome.findings} == {"pip install importlib_metadata"}
+
+
 def test_every_rank_that_failed_is_a_finding(cpu: View) -> None:
     outcome = torchrun.judge(cpu, entry(code=1, failures=[[0, -6], [1, -11]]))
     assert [finding.culprit for finding in outcome.findings] == ["rank 0", "rank 1"]
