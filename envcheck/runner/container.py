@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from envcheck.checks.support import secret_patterns
-from envcheck.errors import UnavailableError
+from envcheck.errors import UnavailableError, refuse
 from envcheck.images.engines import FABRIC, BindMount, Container, ImageInfo, holder
 from envcheck.images.spec import LABEL_PREFIX
 from envcheck.runner.launcher import place
@@ -127,8 +127,8 @@ class ContainerHandle:
         self._polled_at = time.monotonic()
         code = self._running.wait(0)
         if code is not None and self._running.out_of_memory():
-            message = "the container ran out of memory"
-            raise UnavailableError(message, fix="give the engine more, or run fewer ranks (--nproc)")
+            fix = "give the engine more, or run fewer ranks (--nproc)"
+            refuse("the container ran out of memory", fix, UnavailableError)
         return code
 
     def log(self) -> str:

@@ -12,11 +12,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
-from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
+from envcheck.errors import EnvcheckError, UnavailableError, refuse
 from envcheck.fleet.group import membership
 from envcheck.fleet.group.membership import Hello
 
@@ -109,9 +109,8 @@ class Coordinator:
             serving = asyncio.start_server(self._serve, None, port, limit=LONGEST, backlog=4096)
             self._server = _awaited(serving)
         except OSError as error:
-            message = f"cannot listen at port {port}: {error.strerror}"
             fix = "set MASTER_PORT on all nodes to a port that is free on the first"
-            raise ConfigError(message, fix=fix) from error
+            refuse(f"cannot listen at port {port}: {error.strerror}", fix)
         self._leading = asyncio.run_coroutine_threadsafe(self._lead(), _loop())
 
     def close(self, patience: float = 0.0) -> None:
@@ -254,14 +253,12 @@ class GroupMember:
             _say_there(writer)
             first = await _received(reader)
             if first is None:
-                why = f"the first node, {address}, ended before all nodes were there"
-                raise _unformed(why)
+                _unformed(f"the first node, {address}, ended before all nodes were there")
             return cls(reader, writer, _begun(first, writer))
         except (KeyError, asyncio.TimeoutError, *_BROKEN) as error:
             writer.close()
             why = "no answer" if isinstance(error, asyncio.TimeoutError) else getattr(error, "strerror", "")
-            why = f"the first node, {address} port {port}: {why or 'what answers there is not envcheck'}"
-            raise _unformed(why) from error
+            _unformed(f"the first node, {address} port {port}: {why or 'what answers there is not envcheck'}")
         except EnvcheckError:
             writer.close()
             raise
@@ -317,8 +314,8 @@ def _say_there(writer: asyncio.StreamWriter) -> None:
         _loop().call_later(BEAT, _say_there, writer)
 
 
-def _unformed(why: str) -> NotFormedError:
-    return NotFormedError(f"the group did not form: {why}", fix="see why that node did not start, and start it again")
+def _unformed(why: str) -> NoReturn:
+    refuse(f"the group did not form: {why}", "see why that node did not start, and start it again", NotFormedError)
 
 
 async def _connected(address: str, port: int, until: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -335,17 +332,16 @@ async def _connected(address: str, port: int, until: float) -> tuple[asyncio.Str
             cause = getattr(error, "strerror", "") or str(error) or "no answer"
             why = f"cannot connect to the first node, {address} port {port}: {cause}"
         if time.monotonic() + _AGAIN > until:
-            raise _unformed(why)
+            _unformed(why)
         await asyncio.sleep(_AGAIN)
 
 
 def _begun(message: Message, writer: asyncio.StreamWriter) -> FormedGroup:
     if "refused" in message:
-        why = f"this node cannot be of the group: {message['refused']}"
         fix = "start all nodes with the same command and environment, and each group at a port of its own"
-        raise ConfigError(why, fix=fix)
+        refuse(f"this node cannot be of the group: {message['refused']}", fix)
     if "unformed" in message:
-        raise _unformed(str(message["unformed"]))
+        _unformed(str(message["unformed"]))
     # Without the form that IPv4 has on a socket of IPv6, and without a zone.
     address, local = (
         (message["reached"] or str(writer.get_extra_info(name)[0])).removeprefix("::ffff:").partition("%")[0]

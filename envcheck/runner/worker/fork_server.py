@@ -108,7 +108,6 @@ class _Nursery:
         self.stretch = 1.0
 
     def left(self) -> float:
-        """Return the seconds of the budget that are left; infinite without one."""
         budget = self.plan["budget"]
         return float("inf") if budget is None else float(budget) - (time.monotonic() - self.begun)
 
@@ -170,13 +169,11 @@ class _Nursery:
         self.groups.update(self.part["environment"])
 
     def world(self, check: dict[str, Any], facts: dict[str, Any]) -> int:
-        """Return how many ranks a check gets."""
         if self.part:
             return int(self.part["world"])
         return int(check["ranks"] or facts["device_count"] or self.plan["nproc"])
 
     def check(self, check: dict[str, Any], facts: dict[str, Any]) -> None:
-        """Run one check's group; say when it starts and what came of it."""
         job = rank_group.Job(
             source=check["source"].replace("file:", f"file:{self.directory}/", 1),
             world=self.world(check, facts),
