@@ -115,21 +115,15 @@ def require_success(
 
     An exit status that is not 0, or None after `timeout` seconds, is a FailedError.
     """
-    log = keep_log(log_name, f"{before}{output}")
+    log: Path | None = state_path("logs", f"{log_name}.log")
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(f"{before}{output}", encoding="utf-8")
+    except OSError:  # a full disk must not hide why a build failed
+        log = None
     if status != 0:
         ended = f"timed out after {timeout:.0f} s" if status is None else ""
         raise FailedError(name, f"{output}\n{ended}", log, step=step)
-    return log
-
-
-def keep_log(name: str, text: str) -> Path | None:
-    """Write a log, and return where it is; None where it cannot be written: that must not hide why a build failed."""
-    log = state_path("logs", f"{name}.log")
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(text, encoding="utf-8")
-    except OSError:
-        return None
     return log
 
 

@@ -58,12 +58,7 @@ def lock_target(
         return []
     same = [f"{pin.name}=={pin.version}" for lock in like for pin in lock.pins if lock.group in (group, "extensions")]
     name, options = f"{cell}, target {target}", _for_python(cell, PLATFORMS[arch])
-    try:
-        pins = _on_top(options, requirements, locks, profile, name, same)
-    except UnsatisfiableError:
-        if not same:
-            raise
-        pins = _on_top(options, requirements, locks, profile, name)
+    pins = _on_top(options, requirements, locks, profile, name, same)
     native = {canonicalize_name(Requirement(each).name) for each in extensions}
     parts: dict[Group, list[Pin]] = {
         group: [pin for pin in pins if pin.name not in native],
@@ -173,13 +168,13 @@ def _on_top(
     same: Sequence[str] = (),
     wheels: Sequence[Path] = (),
 ) -> list[Pin]:
-    """Return what `requirements` add to these locks, all of whose pins are constraints, as are those of `same`.
+    """Return what `requirements` add to these locks, all of whose pins are constraints; those of `same` are wishes.
 
     The index need not have the cell's own torch and what belongs to it: empty wheels stand in for them, so that a
     package that wants another torch is refused. `wheels` are taken beside those of the index.
     """
     held = [pin for lock in locks for pin in lock.pins]
-    constraints = [*(f"{pin.name}=={pin.version}" for pin in held), *same]
+    constraints = [f"{pin.name}=={pin.version}" for pin in held]
     with tempfile.TemporaryDirectory(prefix="envcheck-lock-") as scratch:
         for pin in (pin for pin in held if group_of(pin.name) != "base"):
             _stand_in(Path(scratch), pin)
@@ -187,7 +182,7 @@ def _on_top(
             shutil.copyfile(wheel, Path(scratch) / wheel.name)
         local = [*options, "--find-links", scratch]
         tries = [([*local, *source], requirements) for source in source_options(profile, "pypi")]
-        pins = first_resolution(tries, name, profile, constraints=constraints)
+        pins = first_resolution(tries, name, profile, constraints=constraints, wishes=same)
     ours = {pin.name for pin in held}
     return [pin for pin in pins if pin.name not in ours]
 

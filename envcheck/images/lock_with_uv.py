@@ -73,13 +73,7 @@ def lock_cell(
     requirements_in = requirements(matrix, cell, arch)
     tries = [([*options, *source], w) for w in requirements_in for source in source_options(profile, index)]
     same = [f"{pin.name}=={pin.version}" for lock in like for pin in lock.pins if lock.group in ("nvidia", "base")]
-    try:
-        pins = first_resolution(tries, str(cell), profile, constraints=same)
-    except UnsatisfiableError:
-        if not same:
-            raise
-        pins = first_resolution(tries, str(cell), profile)
-    return divide(pins, index)
+    return divide(first_resolution(tries, str(cell), profile, wishes=same), index)
 
 
 def source_options(profile: Profile, torch_index: str) -> list[list[str]]:
@@ -106,22 +100,24 @@ def _torch_options(index: Index, variant: str) -> list[str]:
 
 
 def first_resolution(
-    tries: Iterable[tuple[list[str], Sequence[str]]],
+    tries: Sequence[tuple[list[str], Sequence[str]]],
     name: str,
     profile: Profile,
     *,
     constraints: Sequence[str] = (),
+    wishes: Sequence[str] = (),
 ) -> list[Pin]:
     """Return what the first try that uv can resolve gives; the first refusal is the one worth reading.
 
-    A source that did not answer is not asked again: uv retries by itself, and each try takes ten seconds.
+    `wishes` are constraints too, as long as they can be met. A source that did not answer is not asked again: uv
+    retries by itself, and each try takes ten seconds.
     """
     refusals: list[Refusal] = []
     silent: list[list[str]] = []
     for options, requirements in tries:
         if options in silent:
             continue
-        files = {"wanted.in": requirements, "constraints.in": constraints}
+        files = {"wanted.in": requirements, "constraints.in": [*constraints, *wishes]}
         resolution = _compile(options, files, profile)
         if not isinstance(resolution, Refusal):
             return resolution
@@ -129,6 +125,8 @@ def first_resolution(
         if not resolution.unsatisfiable:
             silent.append(options)
     first = refusals[0] if refusals else Refusal(f"{profile.name} is closed and does not name its indexes")
+    if wishes and first.unsatisfiable:
+        return first_resolution(tries, name, profile, constraints=constraints)
     message = f"{name} cannot be locked: {first.why}"
     error = UnsatisfiableError if first.unsatisfiable else UnavailableError
     raise error(message, fix="pass --mirror with a profile whose index has it")

@@ -10,23 +10,24 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from envcheck.cli.building.plan import (
-    extensions_of_target,
-    known_extensions,
-    pinned_to_fit,
-)
+from envcheck.cli import Settings
+from envcheck.cli.building.on_top import put_on_top
+from envcheck.cli.building.plan import OnTop, PinnedExtensions, extensions_of_target, known_extensions, pinned_to_fit
 from envcheck.cli.commands.build import command as build
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images.spec import load_spec, make_spec
+from envcheck.images.source_compile import Compiler
+from envcheck.images.spec import load_spec, make_spec, select
 from envcheck.images.targets import RECIPES, extensions_of
-from envcheck.images.wheels import fetch_new
+from envcheck.images.wheels import fetch_new, sha256
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load
 from envcheck.mirrors.fetch.request import WantedFile
 from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.profiles.model import Index, Profile
 from envcheck.mirrors.store.objects import Store
 from tests.http_server import Answer, Server, Servers
 from tests.tables import each
+from tests.wheels import wheel
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -267,3 +268,25 @@ def test_a_project_s_wheel_without_a_hash_is_trusted_once(
         wanted()
     with pytest.raises(ConfigError, match="--sha256 myext: this build takes no wheel of myext from its project"):
         pinned_to_fit(matrix, spec, ["myext"], known_extensions(), hashes={"myext": "a" * 64})
+
+
+def test_a_wheel_beside_the_index_is_locked_on_top_and_its_directory_goes(
+    matrix: Matrix, servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path))
+    (cell,) = select(matrix, ["torch2.13.0-cpu-py311"])
+    empty = Index(url=f"{servers.start(Server(lambda _: Answer(404))).url}/simple")
+    spec, store, profile = load_spec(matrix, cell), Store(tmp_path / "store"), Profile(name="site", pypi=[empty])
+    made = wheel(tmp_path, "myext", "1.0")
+    store.adopt(made, sha256(made))
+    wanted = WantedFile(("http://127.0.0.1:9/v1/x.whl",), sha256(made), None, Path(made.name))
+    top = OnTop(pinned=PinnedExtensions([], [], [wanted]), devel=spec, gpus=[], native=frozenset({"myext"}), keep=True)
+    assert top.lacking(store) == {}
+    compiler = Compiler("venv", profile, "auto", 60.0, lambda _: None, lambda _: None)
+    with put_on_top(matrix, top, spec, store, compiler, Settings(None, verbose=False, quiet=True)) as (put, through):
+        (lock,) = put.on_top
+        assert (lock.group, [pin.sha256 for pin in lock.pins]) == ("extensions", [[sha256(made)]])
+        folder = Path(through.pypi[-1].url)
+        assert [path.name for path in folder.iterdir()] == [made.name]
+    assert not folder.exists()
+    assert len([*(tmp_path / "locks-on-top").iterdir()]) == 1

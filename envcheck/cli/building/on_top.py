@@ -26,6 +26,7 @@ from envcheck.images.source_compile import Compiler, wheel_of
 from envcheck.images.source_recipe import ExtensionBuild
 from envcheck.images.spec import ImageSpec, make_spec, with_user_packages
 from envcheck.images.wheels import StoredWheel, fetch_new, sha256, viewed
+from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.facts.model import Matrix
 from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.index import parse_file_name
@@ -105,7 +106,7 @@ def _say_excluded(spec: ImageSpec, requirements: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def put_on_top(
-    top: OnTop, spec: ImageSpec, store: Store, compiler: Compiler, settings: Settings
+    matrix: Matrix, top: OnTop, spec: ImageSpec, store: Store, compiler: Compiler, settings: Settings
 ) -> Iterator[tuple[ImageSpec, Profile]]:
     """Give the spec with what comes on top, and the profile that has its wheels too; they go with the block.
 
@@ -116,7 +117,7 @@ def put_on_top(
         if top.pinned.sources or top.pinned.files:
             with disk_errors(store.root), store.held():
                 with transfer_options(settings, profile) as means:
-                    wheels = [*_compiled(top, store, compiler, means), *_fetched(top, store, means)]
+                    wheels = [*_compiled(matrix, top, store, compiler, means), *_fetched(top, store, means)]
                 folder = stack.enter_context(viewed(store, wheels))
             # A directory of this machine: its hash alone says that a wheel is taken.
             indexes = profile.pypi or ([] if profile.closed else [Index(url=CLIENT_DEFAULT)])
@@ -126,13 +127,14 @@ def put_on_top(
 
 
 def _compiled(
-    top: OnTop, store: Store, compiler: Compiler, means: Callable[[str], TransferOptions]
+    matrix: Matrix, top: OnTop, store: Store, compiler: Compiler, means: Callable[[str], TransferOptions]
 ) -> Iterator[StoredWheel]:
-    devel = lock_first(top.facts.matrix, top.devel, compiler.profile) if top.pinned.sources else top.devel
+    facts = Facts(matrix)
+    devel = lock_first(matrix, top.devel, compiler.profile) if top.pinned.sources else top.devel
     for (name, version), gpus in zip(top.pinned.sources, top.gpus, strict=True):
         source = recipe.bring(store, devel, name, version, compiler.profile, means)
         build = ExtensionBuild(sdist=source, devel=devel, gpus=gpus)
-        wheel, new = wheel_of(build, store, top.facts, compiler, means)
+        wheel, new = wheel_of(build, store, facts, compiler, means)
         origin = "compiled now" if new else "compiled by an earlier build"
         click.echo(f"with    {wheel.name}: {origin}, kept in {store.root}", err=True)
         yield StoredWheel(wheel.name, wheel.sha256)

@@ -49,7 +49,6 @@ class OnTop:
     torch, whose lock is apart. `keep`: a new lock is kept for the next build.
     """
 
-    facts: Facts
     pinned: PinnedExtensions
     devel: ImageSpec
     gpus: list[tuple[str, ...]]
@@ -80,7 +79,6 @@ def planned(request: BuildRequest, matrix: Matrix, spec: ImageSpec) -> OnTop:
             refuse(message, "build there, or add its wheel to your own index")
     facts = Facts(matrix)
     return OnTop(
-        facts=facts,
         pinned=pinned,
         devel=devel,
         gpus=[capabilities(facts, gpus, devel.cuda, f"{name} {version}") for name, version in pinned.sources],

@@ -163,7 +163,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
     if options.dry_run and on_top and (first := on_top.lacking(store)):
         _print_without_key(specs, request, first)
         return
-    built = _carry_out(specs, profile, on_top, store, engine, request)
+    built = _carry_out(matrix, specs, profile, on_top, store, engine, request)
     how = {"run_options": engines.run_options, "local_name": engines.local_name}
     _print("plan" if options.dry_run else "built", built, request, **how)
 
@@ -201,6 +201,7 @@ def _destination(spec: ImageSpec, output: Path | None) -> Path:
 
 
 def _carry_out(
+    matrix: Matrix,
     specs: Sequence[ImageSpec],
     profile: Profile,
     on_top: OnTop | None,
@@ -214,7 +215,7 @@ def _carry_out(
         if on_top:
             with listeners(settings, "what comes on top is looked up") as (say, on_line):
                 compiler = Compiler(request.engine, profile, request.base, options.timeout, on_line, say)
-                put = put_on_top(on_top, specs[0], store, compiler, settings)
+                put = put_on_top(matrix, on_top, specs[0], store, compiler, settings)
                 spec, profile = stack.enter_context(put)
                 specs = [spec]
         if options.prefetch:

@@ -116,9 +116,8 @@ def publish(options: PublishOptions, settings: Settings) -> int:
         if key and options.replace and not (judged and judged.refused):
             replaced = publishing.delete_replaced(repository, prepared, key.public)
     finally:
-        _show_published(
-            done, judged, replaced, as_json=options.as_json
-        )  # what was published is there, whatever came after it
+        # What was published is there, whatever came after it.
+        _show_published(done, judged, replaced, as_json=options.as_json)
     return 1 if judged and judged.refused else 0
 
 
@@ -183,11 +182,8 @@ def proof(options: ProofOptions, settings: Settings) -> int:
 
     Exit 0: a proof holds; 1: none does; 2: wrong usage; 3: the registry does not answer.
     """
-    reference, policy, matrix = (
-        parse_reference(options.reference),
-        _policy(options.policy),
-        load_matrix(settings.matrix),
-    )
+    reference, policy = parse_reference(options.reference), _policy(options.policy)
+    matrix = load_matrix(settings.matrix)
     elsewhere = any((options.gpu, options.gpus, options.driver))
     node = _node(options, matrix) if options.here or elsewhere else None
     repository = _repository(reference, options.mirror)
