@@ -115,12 +115,14 @@ def require_success(
 
     An exit status that is not 0, or None after `timeout` seconds, is a FailedError.
     """
-    log: Path | None = state_path("logs", f"{log_name}.log")
+    path = state_path("logs", f"{log_name}.log")
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(f"{before}{output}", encoding="utf-8")
-    except OSError:  # a full disk must not hide why a build failed
-        log = None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{before}{output}", encoding="utf-8")
+    except OSError:
+        log = None  # a full disk must not hide why a build failed
+    else:
+        log = path
     if status != 0:
         ended = f"timed out after {timeout:.0f} s" if status is None else ""
         raise FailedError(name, f"{output}\n{ended}", log, step=step)

@@ -55,15 +55,9 @@ _ANNOTATIONS: Final = bundle_annotations(PREDICATE_TYPE)
 _MOST_CONFIG: Final = 4 << 20
 # Images for Linux in one index; each is two requests, and one index could name some 20,000.
 _MOST_PLATFORMS: Final = 100
-
-
 # How BuildKit marks what it says of a build in an index (its docs/attestations/attestation-storage.md).
 _ATTESTATION: Final = ("vnd.docker.reference.type", "attestation-manifest")
 _IN_TOTO: Final = "application/vnd.in-toto+json"
-
-
-# A host's architecture as image manifests write it.
-ARCHS: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class RemoteImage(LightRecord, frozen=True):

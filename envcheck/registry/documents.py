@@ -134,9 +134,8 @@ EMPTY: Final = b"{}"
 # No known registry takes a larger manifest.
 MOST_MANIFEST: Final = 4 << 20
 _D = TypeVar("_D")
-
-
-_ARCHS: Final = {"x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64"}
+# A host's architecture as image manifests write it.
+ARCHS: Final = {"x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64"}
 _USUAL: Final = {"amd64": "v1", "arm64": "v8"}
 
 
@@ -150,7 +149,7 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def normal(self) -> tuple[str, str, str]:
         """Return os, architecture and variant as engines compare them (containerd's platforms.Normalize)."""
-        arch = _ARCHS.get(self.architecture.lower(), self.architecture.lower())
+        arch = ARCHS.get(self.architecture.lower(), self.architecture.lower())
         variant = f"v{self.variant.lower().removeprefix('v')}" if self.variant else ""
         return self.os.lower() or "linux", arch, "" if variant == _USUAL.get(arch) else variant
 

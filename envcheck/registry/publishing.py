@@ -15,8 +15,8 @@ from envcheck.errors import EnvcheckError, UnavailableError, refuse
 from envcheck.matrix.facts.model import Cell
 from envcheck.registry import attachments
 from envcheck.registry import statement as statements
-from envcheck.registry.attachments import ARCHS, REPORT_TYPE, RemoteImage, attach, remote_images
-from envcheck.registry.documents import digest_of
+from envcheck.registry.attachments import REPORT_TYPE, RemoteImage, attach, remote_images
+from envcheck.registry.documents import ARCHS, digest_of
 from envcheck.registry.envelope import BUNDLE_TYPE, KeylessSigner, bundle_annotations, sign
 from envcheck.registry.judge import Policy, contradiction, read_statement
 from envcheck.registry.repository import Repository
@@ -30,8 +30,7 @@ from envcheck.struct_types import LightRecord
 MEDIA_TYPE: Final = "application/vnd.envcheck.report.v1+json+gzip"
 _AGAIN: Final = "run `envcheck run --image REF` to its end, and publish that report"
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
-_DRIVER: Final = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
-_CAPABILITY: Final = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
+_DOTTED: Final = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 
 
 class UnprovableError(EnvcheckError):
@@ -233,9 +232,9 @@ def _covers(report: RunReport) -> Covers:
     mig = mig or any(str(device.get("uuid") or "").startswith("MIG-") for device in devices)
     return Covers(
         gpu=next(iter(names), None),
-        cc=capability if on_gpu and _CAPABILITY.fullmatch(capability) else None,
+        cc=capability if on_gpu and _DOTTED.fullmatch(capability) else None,
         gpus=len(devices) if on_gpu else 0,
-        driver=driver if on_gpu and _DRIVER.fullmatch(driver) else None,
+        driver=driver if on_gpu and _DOTTED.fullmatch(driver) else None,
         arch=report.host.arch,
         mig=on_gpu and mig,
     )

@@ -26,9 +26,9 @@ from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.node.collect import collect
 from envcheck.registry import choosing, publishing
-from envcheck.registry.attachments import ARCHS, is_own_or_fallback, read_proofs, remote_images
+from envcheck.registry.attachments import is_own_or_fallback, read_proofs, remote_images
 from envcheck.registry.choosing import ChosenImage, ImageQuery, PullChoice, choose, choose_named
-from envcheck.registry.documents import AbsentError, ImageReference, is_tag, parse_reference
+from envcheck.registry.documents import ARCHS, AbsentError, ImageReference, is_tag, parse_reference
 from envcheck.registry.envelope import KeylessSigner
 from envcheck.registry.judge import (
     DEFAULT,
