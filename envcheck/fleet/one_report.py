@@ -112,8 +112,8 @@ _LAST_LINE: Final = re.compile(rb"^\}\r?$", re.MULTILINE)
 OTHER_NODE: Final = "group.other-node"
 # Any of the ranks may have its node in brackets: "rank 2 (n1), 4".
 _RANKS: Final = re.compile(r"\branks? ([0-9]{1,18}(?: \([^()]*\))?(?:(?:, | and )[0-9]{1,18}(?: \([^()]*\))?)*)")
-# The check of which a pass says no more than that the nodes met: fleet.group.outcome.FORMED.
-_FORMED: Final = "group-formed"
+# The check of which a pass says no more than that the nodes met.
+FORMED: Final = "group-formed"
 
 
 class CheckValue(msgspec.Struct, frozen=True, gc=False):
@@ -268,7 +268,7 @@ def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
 
 def _excusable(document: _ReportPart, checks: Sequence[CheckValue]) -> bool:
     passed = msgspec.structs.replace(document, verdict=_VerdictPart("pass"))
-    return not _doubt(passed, [check for check in checks if check.check != _FORMED])
+    return not _doubt(passed, [check for check in checks if check.check != FORMED])
 
 
 def _key(group: GroupFacts) -> str:

@@ -278,7 +278,14 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
                 run.starting += time.monotonic() - begun
                 run.enter(event["facts"], reading.result())
             elif event["event"] == "foreign":
-                run.current[_EVENTS] = _foreign(event["what"])
+                said = "the results of this run hold a line that is none of its worker's, and was skipped"
+                fix = "look at what the image or Python starts with: something else writes there; run installed-files"
+                told: dict[str, Any] = {
+                    "summary": f"{said}: {event['what']}",
+                    "remedy": fix,
+                    "code": "worker.foreign-event",
+                }
+                run.current[_EVENTS] = OutcomeRow(id=_EVENTS, kind="env", status="error", **told)
             elif event["event"] in worker_session.LAST:
                 run.report, run.environment = None, run.environment or {"error": event["why"]}
             if run.asked.plan.repeated or not run.snapshot.taken:
@@ -291,14 +298,6 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
             if event["event"] == "started":
                 watcher.running(event["id"])
             _tell(run, watcher)
-
-
-def _foreign(what: str) -> OutcomeRow:
-    summary = f"the results of this run hold a line that is none of its worker's, and was skipped: {what}"
-    remedy = "look at what the image or Python starts with: something else writes there; run installed-files"
-    return OutcomeRow(
-        id=_EVENTS, kind="env", status="error", summary=summary, remedy=remedy, code="worker.foreign-event"
-    )
 
 
 def _beside(collect: Callable[[], Snapshot]) -> Future[Snapshot]:

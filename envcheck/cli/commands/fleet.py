@@ -32,11 +32,12 @@ from envcheck.errors import refuse
 from envcheck.fleet import cover, gate, shown, summary
 from envcheck.fleet.files import history_lines, read_files
 from envcheck.fleet.group.membership import Membership, membership
-from envcheck.fleet.group.outcome import FORMED, of_group, of_node
+from envcheck.fleet.group.outcome import of_group, of_node
 from envcheck.fleet.group.session import chosen, met
 from envcheck.fleet.hostlist import unfold
 from envcheck.fleet.kubernetes_pods import Gang, PodOptions
 from envcheck.fleet.launch_files import LaunchValues, launch_files
+from envcheck.fleet.one_report import FORMED
 from envcheck.fleet.pairs import results
 from envcheck.fleet.pairs.diagnosis import SMALL
 from envcheck.fleet.pairs.launch import SLURM, Fleet, Launcher, begin, checked, run_tests

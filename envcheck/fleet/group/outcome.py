@@ -7,7 +7,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from envcheck.checks.support import control_group
-from envcheck.fleet.one_report import node_in, nodes_of
+from envcheck.fleet.one_report import FORMED, node_in, nodes_of
 from envcheck.reports.model import RunReport
 from envcheck.runner import judging
 from envcheck.runner.outcomes import as_finding
@@ -117,9 +117,6 @@ def _filled(answer: Mapping[str, Any] | None, name: str, count: int, otherwise: 
     given = answer.get(name) if answer else None
     listed = given if isinstance(given, list) else []
     return [*listed, *([otherwise] * count)][:count]
-
-
-FORMED: Final = "group-formed"
 
 
 def of_group(report: RunReport) -> RunReport:

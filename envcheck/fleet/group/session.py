@@ -19,8 +19,8 @@ from envcheck.errors import refuse
 from envcheck.fleet.group import outcome
 from envcheck.fleet.group.meeting import Coordinator, GroupMember, LostGroupError, NotFormedError, free_ports
 from envcheck.fleet.group.membership import Hello, Membership, differences
-from envcheck.fleet.group.outcome import FORMED
 from envcheck.fleet.hostlist import fold
+from envcheck.fleet.one_report import FORMED
 from envcheck.node.collect import now
 from envcheck.runner.execute import Run
 from envcheck.runner.planning import CheckModule, checked_module
