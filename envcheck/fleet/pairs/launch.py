@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -26,6 +27,7 @@ from envcheck.fleet.hostlist import fold
 from envcheck.fleet.one_report import BY_SEVERITY, NodeReport
 from envcheck.fleet.pairs.diagnosis import Plan, diagnosis, tournament
 from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer
+from envcheck.fleet.summary import under_one_name
 from envcheck.struct_types import know_types
 
 PairsMode = Literal["tournament", "diagnose"]
@@ -43,8 +45,12 @@ class LaunchResult(NamedTuple):
 
 def result_of(test: GroupTest, files: Sequence[FleetFile], launched: LaunchResult) -> GroupResult:
     """Return what the reports of a test say together; a group of which a report is missing is undetermined."""
-    reports = [file.report for file in files if file.report is not None]
-    by_node = {node: report for node in test.nodes if (report := _report_of(node, reports)) is not None}
+    own = defaultdict[str, list[NodeReport]](list)
+    for file in under_one_name(files, test.nodes):
+        own[file.node] += [file.report] if file.report else []
+    by_node = {
+        node: max(own[node], key=lambda report: BY_SEVERITY.index(report.status)) for node in test.nodes if own[node]
+    }
     answers = tuple(_answer(node, report, launched) for node, report in by_node.items())
     seconds = launched.ended - launched.started
     problems = [f"{file.name}: {file.note}" for file in files if file.report is None]
@@ -69,16 +75,6 @@ def result_of(test: GroupTest, files: Sequence[FleetFile], launched: LaunchResul
     if "undetermined" in reasons:
         return GroupResult("undetermined", speed, reasons["undetermined"], (), answers, seconds)
     return GroupResult("pass", speed, "", faulty, answers, seconds)
-
-
-def _report_of(node: str, reports: Sequence[NodeReport]) -> NodeReport | None:
-    """Return the report of a node, of several the worst; a launcher may call it n1, and the node itself n1.cluster."""
-    own = [report for report in reports if report.node == node] or [
-        report
-        for report in reports
-        if report.node.partition(".")[0] == node.partition(".")[0] and ("." not in node or "." not in report.node)
-    ]
-    return max(own, key=lambda report: BY_SEVERITY.index(report.status), default=None)
 
 
 def _answer(node: str, report: NodeReport, launched: LaunchResult) -> NodeAnswer:
