@@ -14,7 +14,7 @@ from envcheck.fleet.groups import ConfigurationDrift, FleetGroup, Outlier
 from envcheck.fleet.hostlist import fold, is_name
 from envcheck.fleet.summary import BAD, BadState, FleetAnswer, FleetReport
 from envcheck.reports import phrases
-from envcheck.reports.formats.html import document, text
+from envcheck.reports.formats.html import document, prose, text
 from envcheck.reports.formats.prometheus import Sample
 
 WIDTH: Final = 80
@@ -156,7 +156,11 @@ def page(answer: FleetAnswer) -> str:
     words, why = _words(answer)
     checks = sorted({check for row in words.values() for check in row})
     kinds = {check: {row.get(check, "absent") for row in words.values()} for check in checks}
-    telling = [check for check in checks if len(kinds[check]) > 1 or not kinds[check] <= {"pass", "skip", "absent"}]
+    quiet = {"pass", "skip", "absent"}
+    telling = sorted(
+        (check for check in checks if len(kinds[check]) > 1 or not kinds[check] <= quiet),
+        key=lambda check: kinds[check] <= quiet,
+    )
     alike: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
     for node in sorted(words, key=lambda node: (*BAD, "pass").index(answer.states[node].state)):
         row = tuple(words[node].get(check, "absent") for check in telling)
@@ -179,6 +183,7 @@ def page(answer: FleetAnswer) -> str:
         ],
         "most": _ROWS,
         "text": text,
+        "prose": prose,
         "names": names,
         "counted": counted,
     }

@@ -23,7 +23,7 @@ TIMED: Final = {"speed": "TFLOP/s", "clock": "MHz", "power": "W", "temperature":
 SLOW_UNITS: Final = ("s", "ms", "us", "µs")
 
 _WIDTH, _HEIGHT = 480, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 24, 16, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 24, 16, 40
 _TICKS: Final = 4
 _LABELS: Final = 7
 # More points than this are drawn as a line without a dot each.
@@ -217,7 +217,7 @@ def chart(caption: str, lines: Sequence[PlotLine], axis: Axis, unit: str, bound:
         y = at(xs[0], top * tick / _TICKS)[1]
         parts += [_across("grid", y), _text(phrases.quantity(top * tick / _TICKS, ""), _LEFT - 8, y + 4, "end")]
     middle = (_HEIGHT - _BOTTOM + _TOP) / 2
-    parts += [_text(unit, 14, middle, "middle", f' transform="rotate(-90 14 {middle})"')]
+    parts += [_text(unit, 10, middle, "middle", f' transform="rotate(-90 10 {middle})"')]
     parts += [_text(axis.title, (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 4, "middle")]
     parts += [_text(axis.label(x), at(x, 0)[0], _HEIGHT - _BOTTOM + 18, "middle") for x in _marks(axis, xs)]
     classes = _classes(lines)

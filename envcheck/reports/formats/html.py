@@ -116,9 +116,10 @@ def _verdict(report: RunReport) -> str:
     counted = [(word, report.verdict.counts.get(word)) for word in phrases.WORST_FIRST]
     counts = "".join(f'<span class="status {word}">{count} {word}</span>' for word, count in counted if count)
     first = "".join(f"<p>{prose(line)}</p>" for line in phrases.first(report))
-    sentence = f"<h1>{text(report.verdict.sentence)}</h1>"
-    head = f'{sentence}<p class="counts">{counts}</p>{first}{definitions(phrases.facts(report))}'
-    return f'<header class="verdict {report.verdict.status}">{head}</header>\n'
+    return (
+        f'<header class="verdict {report.verdict.status}"><h1>{text(report.verdict.sentence)}</h1>'
+        f'<p class="counts">{counts}</p>{first}{definitions(phrases.facts(report))}</header>\n'
+    )
 
 
 def _finding(same: list[OutcomeRow]) -> str:
