@@ -167,6 +167,8 @@ def test_json_is_the_resolution(run: Run) -> None:
         (["--driver", "12.4"], "--driver 12.4: that is nvidia-smi's CUDA version, not the driver's; give its Driver"),
         (["--base-cuda", "pytorch/pytorch:2.8.0"], "--base-cuda 'pytorch/pytorch:2.8.0' is no tag of nvidia/cuda"),
         (["--torch", "newest"], "--torch 'newest' is not a version requirement; write 2.8"),
+        (["--torch", "9" * 5000], "9' is not a version requirement; write 2.8"),
+        (["--with", f"vllm=={'9' * 5000}"], "9' is not a requirement; write it as vllm"),
         (["--python", "three"], "--python three is not a Python version; write it as 3.12"),
         (["--cc", "90"], "--cc 90 is not a compute capability; write it as 9.0"),
         (["--gpu", "H100", "--gpu", "GB200"], "are on different host architectures"),
@@ -276,10 +278,14 @@ def test_the_active_python(tmp_path: Path) -> None:
     assert this_machine.active_python({"PATH": ""}) == f"3.{sys.version_info.minor}"
 
 
-def test_a_matrix_that_never_ends_is_refused(run: Run) -> None:
-    code, out, err = run("--matrix", "/dev/zero", "resolve", "--no-here")
+@each(
+    ("args", "most"),
+    [(["--matrix", "/dev/zero", "resolve", "--no-here"], 64), (["report", "show", "/dev/zero"], 128)],
+)
+def test_a_file_that_never_ends_is_refused(run: Run, args: list[str], most: int) -> None:
+    code, out, err = run(*args)
     assert (code, out) == (2, "")
-    assert err == "envcheck: /dev/zero: longer than 64 MiB; name the file that was meant\n"
+    assert err == f"envcheck: /dev/zero: longer than {most} MiB; name the file that was meant\n"
 
 
 @each(

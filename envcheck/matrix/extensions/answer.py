@@ -73,6 +73,10 @@ class ExtensionResolution(Resolution, frozen=True, kw_only=True):
     refused_cells: list[RefusedCell] = []
 
 
+# Python refuses to read numbers of thousands of digits.
+_LONGEST: Final = 200
+
+
 def wanted_extensions(extensions: Extensions, requirements: list[str]) -> list[WantedExtension]:
     """Return the extensions of PEP 508 requirements without extras, markers and URLs. Raises ConfigError."""
     requested: dict[str, WantedExtension] = {}
@@ -90,9 +94,9 @@ def wanted_extensions(extensions: Extensions, requirements: list[str]) -> list[W
 
 def _name_and_specifier(text: str) -> tuple[str, str]:
     try:
-        requirement = Requirement(text)
+        requirement = Requirement(text if len(text) <= _LONGEST else "")
     except InvalidRequirement:
-        refuse(f"--with {text!r} is not a requirement", 'write it as vllm or "vllm>=0.16,<0.20"')
+        refuse(f"--with {text[:_LONGEST]!r} is not a requirement", 'write it as vllm or "vllm>=0.16,<0.20"')
     if requirement.extras or requirement.marker or requirement.url:
         refuse(
             f"--with {text!r}: extras, markers and URLs are not supported",

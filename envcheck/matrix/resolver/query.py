@@ -12,6 +12,8 @@ from envcheck.errors import ConfigError, refuse, refuse_all
 from envcheck.matrix.facts.lookup import READ_CC, Device, Facts, other_accelerator
 from envcheck.matrix.facts.model import HostArch, TorchRelease, key
 
+# Python refuses to read numbers of thousands of digits.
+_LONGEST: Final = 200
 _PLAIN: Final = re.compile(r"(?:==)?(?P<version>\d+(?:\.\d+)*)(?P<wild>\.\*)?", re.ASCII)
 _PYTHON: Final = re.compile(r"3\.\d+t?", re.ASCII)
 DRIVER_VERSION: Final = re.compile(r"\d{3,4}(\.\d+){1,3}", re.ASCII)
@@ -199,6 +201,10 @@ def matching(releases: list[TorchRelease], requirement: str | None) -> list[Torc
 
 
 def _predicate(requirement: str) -> Callable[[str], bool]:
+    what = f"--torch {requirement[:_LONGEST]!r} is not a version requirement"
+    fix = 'write 2.8, 2.8.0, "2.8.*" or ">=2.6,<2.9"'
+    if len(requirement) > _LONGEST:
+        refuse(what, fix)
     plain = _PLAIN.fullmatch(requirement)
     if plain is not None:
         prefix = key(plain["version"])
@@ -209,5 +215,5 @@ def _predicate(requirement: str) -> Callable[[str], bool]:
     try:
         specifiers = SpecifierSet(requirement)
     except InvalidSpecifier:
-        refuse(f"--torch {requirement!r} is not a version requirement", 'write 2.8, 2.8.0, "2.8.*" or ">=2.6,<2.9"')
+        refuse(what, fix)
     return specifiers.contains
