@@ -20,6 +20,7 @@ from envcheck.images.build_log import diagnose
 from envcheck.images.engines import subprocesses
 from envcheck.images.lock_with_uv import (
     PLATFORMS,
+    SOURCE_VARIABLES,
     UnsatisfiableError,
     environment,
     first_resolution,
@@ -213,7 +214,9 @@ def uv_for(arch: HostArch, profile: Profile) -> Path:
         with tempfile.TemporaryDirectory(prefix=".uv-", dir=kept.parent) as scratch:
             target = Path(scratch) / "uv"
             # An interpreter is named because uv would otherwise look for one of that platform.
-            command = [uv.find_uv_bin(), "pip", "install", "--no-config", "--quiet", "--python", sys.executable]
+            # `stream` adds to this process' environment, whose own sources a closed profile does not ask.
+            command = ["env", *(f"--unset={name}" for name in SOURCE_VARIABLES), uv.find_uv_bin()]
+            command += ["pip", "install", "--no-config", "--quiet", "--python", sys.executable]
             command += ["--target", str(target), "--python-platform", PLATFORMS[arch], "--no-deps", "--require-hashes"]
             command += ["--only-binary", ":all:", *source, "--requirements", str(lock)]
             ended = subprocesses.stream(command, timeout=_TIMEOUT, env=environment(profile))

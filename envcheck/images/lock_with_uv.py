@@ -29,7 +29,7 @@ _NEWEST_GLIBC: Final = "2.40"
 _TIMEOUT: Final = 900.0
 _DRAWN: Final = " \u00d7\u2570\u2500\u25b6\u2502\u251c\u2574\u00b7"  # the tree uv draws around its reasons
 _NO_SOLUTION: Final = re.compile(r"^(error: )?No solution found when resolving dependencies:?( cause:)? ")
-_SOURCE_VARIABLES: Final = ("UV_INDEX", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
+SOURCE_VARIABLES: Final = ("UV_INDEX", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
 
 
 def requirements(matrix: Matrix, cell: Cell, arch: HostArch = ARCH) -> list[list[str]]:
@@ -156,7 +156,7 @@ def _compile(options: list[str], files: Mapping[str, Sequence[str]], profile: Pr
 
 def environment(profile: Profile) -> dict[str, str]:
     """Return the environment uv runs in: this one, with the profile's sources and certificates and no others."""
-    kept = {key: value for key, value in os.environ.items() if key not in _SOURCE_VARIABLES}
+    kept = {key: value for key, value in os.environ.items() if key not in SOURCE_VARIABLES}
     kept["UV_PYTHON_DOWNLOADS"] = "never"
     if profile.ca is not None:
         kept["SSL_CERT_FILE"] = profile.ca

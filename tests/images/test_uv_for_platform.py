@@ -30,12 +30,18 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_fetched_by_hash_and_kept(
-    made: Path, simple_index: Callable[[Path], Path], serve: Callable[..., Server], tmp_path: Path
+    made: Path,
+    simple_index: Callable[[Path], Path],
+    serve: Callable[..., Server],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    served = serve(simple_index(made.parent).parent)
+    served, own = serve(simple_index(made.parent).parent), serve(tmp_path)
+    monkeypatch.setenv("UV_INDEX", f"{own.url}/simple")  # of the person, whom a closed profile asks nothing
     profile = Profile(name="t", closed=True, pypi=[Index(url=f"{served.url}/simple")])
     program = uv_for("aarch64", profile)
     assert "uv of arm64" in program.read_text()
+    assert own.requests == []
     assert program == tmp_path / "home/tools/uv-9.9.9-aarch64/bin/uv"
     assert uv_for("aarch64", Profile(name="nowhere", closed=True)) == program
 
