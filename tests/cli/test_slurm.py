@@ -261,9 +261,8 @@ def test_the_rendered_sweep_says_a_line_a_node_and_leaves_reports_for_one_page_a
 def plant(reports: Path, report: dict[str, Any], name: str, hours: float = 0) -> None:
     """Write a report as of another node, or as of a run that ended so long before."""
     times = {at: dt.datetime.fromisoformat(report[at]) - dt.timedelta(hours=hours) for at in ("started", "ended")}
-    place = {**report["host"]["place"], "node": name}
-    made = {**report, "host": {**report["host"], "place": place}}
-    made |= {at: when.isoformat() for at, when in times.items()}
+    host = {**report["host"], "place": {**report["host"]["place"], "node": name}}
+    made = {**report, "host": host, **{at: when.isoformat() for at, when in times.items()}}
     (reports / f"{name}.json").write_text(json.dumps(made))
 
 
@@ -379,11 +378,9 @@ def test_each_culprit_is_named_a_slow_rank_one_that_sends_wrong_data_and_one_tha
     resume(cluster, tmp_path)
     checks = "all-reduce-bandwidth", "straggler", "node-links", "collectives"
     only = [word for check in checks for word in ("--only", check)]
+    only += ["--python", str(sabotaged(tmp_path, torch_python)), "-o", f"{tmp_path}/reports/"]
     step = ["srun", "-N4", "--ntasks-per-node=1", "--wait=0", *ENVCHECK, "fleet", "group"]
-    python = sabotaged(tmp_path, torch_python)
-    done = slurm(
-        {**cluster, **SOURCE}, *step, "--python", str(python), *only, "-o", f"{tmp_path}/reports/", timeout=280
-    )
+    done = slurm({**cluster, **SOURCE}, *step, *only, timeout=280)
     assert done.returncode == 1, done.stdout + done.stderr
     found = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "reports").glob("*.json")}
     whole = {outcome["id"]: outcome for outcome in found["group"]["outcomes"]}
@@ -394,9 +391,8 @@ def test_each_culprit_is_named_a_slow_rank_one_that_sends_wrong_data_and_one_tha
     assert "SIGKILL" in whole["collectives"]["summary"]
     statuses = {name: found[name]["verdict"]["status"] for name in NODES}
     assert statuses == {"n1": "error", "n2": "error", "n3": "fail", "n4": "error"}
-    said = slurm(cluster, *ENVCHECK, "fleet", "report", f"{tmp_path}/reports", "--json").stdout
-    fleet = json.loads(said)
-    assert (fleet["verdict"]["good"], fleet["nodes"]["fail"]) == ("n[1-2]", ["n3"]), said
+    fleet = json.loads(slurm(cluster, *ENVCHECK, "fleet", "report", f"{tmp_path}/reports", "--json").stdout)
+    assert (fleet["verdict"]["good"], fleet["nodes"]["fail"]) == ("n[1-2]", ["n3"]), fleet
     assert "SIGKILL" in fleet["reasons"]["n4"]
 
 
