@@ -156,13 +156,21 @@ def idle(environment: dict[str, str]) -> int:
     return len(completed.stdout.split()) if completed.returncode == 0 else 0
 
 
-def until(ready: Callable[[], bool], at: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
+def until(ready: Callable[[], bool], at: Path, patience: float = PATIENCE) -> None:
+    deadline = time.monotonic() + patience
     while not ready():
         if time.monotonic() > deadline:
             logs = {log.name: log.read_text(errors="replace")[-500:] for log in [*at.glob("*.log"), *at.glob("*.out")]}
             pytest.fail(f"it did not come up: {logs}")
         time.sleep(0.2)
+
+
+def batch(environment: dict[str, str], at: Path, script: str) -> tuple[str, str]:
+    """Run a job to its end; return what Slurm says of it, and its output. `sbatch --wait` looks every ten seconds."""
+    job = slurm(environment, "sbatch", "--parsable", "-o", str(at / "out"), str(at / script)).stdout.strip()
+    show = ["scontrol", "show", "job", job]
+    until(lambda: re.search("JobState=(COMPLETED|FAILED)", slurm(environment, *show).stdout) is not None, at, 250)
+    return slurm(environment, *show).stdout, (at / "out").read_text()
 
 
 def test_the_rendered_prolog_decides_and_its_reason_stays(cluster: dict[str, str], tmp_path: Path) -> None:
@@ -230,8 +238,7 @@ def test_the_rendered_sweep_says_a_line_a_node_and_leaves_reports_for_one_page_a
     resume(cluster, tmp_path)
     render(tmp_path, "sweep.sbatch")
     environment = {**cluster, **SOURCE, "ENVCHECK_RUN_ONLY": "open-files"}
-    slurm(environment, "sbatch", "--wait", "-o", str(tmp_path / "out"), str(tmp_path / "sweep.sbatch"), timeout=250)
-    output = (tmp_path / "out").read_text()
+    _, output = batch(environment, tmp_path, "sweep.sbatch")
     [reports] = (tmp_path / "reports").iterdir()
     found = {path.stem: json.loads(path.read_text()) for path in reports.glob("*.json")}
     assert set(found) == {*NODES}, output
@@ -293,14 +300,12 @@ def test_the_rendered_group_of_sound_nodes_passes_also_with_a_cpu_quota_on_one(
     quota = CPU / f"{BRIDGE}-n2/cpu.cfs_quota_us"
     if quota.exists():
         chosen["QUOTA_OF_RANKS"] = str(quota)
-    job = ["sbatch", "--wait", "-o", str(tmp_path / "out"), str(tmp_path / "group.sbatch")]
     try:
-        sent = slurm({**cluster, **chosen}, *job, timeout=250)
+        ended, output = batch({**cluster, **chosen}, tmp_path, "group.sbatch")
     finally:
         if quota.exists():
             quota.write_text("-1")
-    output = (tmp_path / "out").read_text()
-    assert sent.returncode == 0, output + sent.stderr
+    assert "ExitCode=0:0" in ended, output + ended
     found = {path.name: json.loads(path.read_text()) for path in (tmp_path / "reports").glob("*/*.json")}
     assert set(found) == {"group.json", *(f"{name}.json" for name in NODES)}, output
     assert {report["verdict"]["status"] for report in found.values()} == {"pass"}
