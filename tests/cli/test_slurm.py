@@ -80,7 +80,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     render(at, "epilog.sh", "health.sh", program=f"{at}/recorder")
     for name in NODES:
         keep(at / "kept", name, "pass")
-    environment = {**os.environ, "SLURM_CONF": str(at / "slurm.conf"), "ENVCHECK_HOME": str(at / "kept")}
+    # As torchrun sets it: the threads of four nodes that share two cores spin.
+    environment = {**os.environ, "SLURM_CONF": str(at / "slurm.conf"), "OMP_NUM_THREADS": "1"}
+    environment["ENVCHECK_HOME"] = str(at / "kept")
     files = {"key-file": "key", "socket": "sock", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
     options = [f"--{option}={at / f'munge.{end}'}" for option, end in files.items()]
     with contextlib.ExitStack() as running:
