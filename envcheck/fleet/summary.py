@@ -116,14 +116,15 @@ def states(
 def under_one_name(files: Sequence[FleetFile], expected: Collection[str] = ()) -> list[FleetFile]:
     """Return the files with one name a node: n1, n1.site and N1 are one, by its name in `expected`, else its shortest.
 
-    Names with two domains may be two nodes, and stay as they are.
+    Names with two domains may be two nodes, two names that are expected are, and they stay as they are.
     """
     alike: dict[str, set[str]] = defaultdict(set)
     for name in {file.node for file in files if file.node}.union(expected):
         alike[name.partition(".")[0].lower()].add(name)
     called: dict[str, str] = {}
     for names in alike.values():
-        if len({name.lower() for name in names if "." in name}) <= 1:
+        domains = {name.lower() for name in names if "." in name}
+        if len(domains) <= 1 and len(names.intersection(expected)) <= 1:
             called |= dict.fromkeys(names, min(names, key=lambda name: (name not in expected, len(name), name)))
     return [file._replace(node=called.get(file.node, file.node)) for file in files]
 

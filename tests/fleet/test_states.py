@@ -52,6 +52,7 @@ def test_an_unreadable_file_that_is_newer_than_the_report_is_undetermined() -> N
         (("n1.site", "N1"), ("n1.site",), "n1.site"),
         (("N1.site", "n1.site"), ("n1",), "n1"),
         (("n1", "n1.a", "n1.b"), (), ""),
+        (("n1", "n1.b"), ("n1", "n1.b"), ""),
     ],
 )
 def test_short_and_full_names_are_one_node_whose_newest_report_counts(names: Any, expected: Any, one: str) -> None:

@@ -26,6 +26,7 @@ def result(at: Path, nodes: tuple[str, ...], *reports: dict[str, Any]) -> GroupR
     "launched, reports, status",
     [
         (("n1.a", "n1.b"), [node_report("n1.a")], "undetermined"),
+        (("n1", "n1.b"), [node_report("n1"), node_report("n1.b")], "pass"),
         (("n1", "n2"), [node_report("n1.site"), node_report("n2")], "pass"),
         (("n1.site", "n2"), [node_report("n1"), node_report("n2")], "pass"),
         (("n1",), [failing(node_report("n1")), node_report("n1")], "fail"),
@@ -36,6 +37,11 @@ def test_each_node_answers_for_itself_with_or_without_its_domain_and_the_worse_r
     tmp_path: Path, launched: tuple[str, ...], reports: list[dict[str, Any]], status: str
 ) -> None:
     assert result(tmp_path / "-".join([*launched, status]), launched, *reports).status == status
+
+
+def test_a_node_with_a_short_name_does_not_answer_for_its_namesake_in_another_domain(tmp_path: Path) -> None:
+    found = result(tmp_path, ("n1", "n1.b"), node_report("n1"), failing(node_report("n1.b")))
+    assert {answer.node: answer.status for answer in found.answers} == {"n1": "pass", "n1.b": "fail"}
 
 
 def test_a_file_that_is_no_report_is_passed_over_and_named(tmp_path: Path) -> None:
