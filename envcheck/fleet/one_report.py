@@ -16,7 +16,6 @@ from envcheck.counting import counted
 from envcheck.errors import ConfigError, refuse
 from envcheck.reports.phrases import number
 from envcheck.reports.redact import UNKEYED
-from envcheck.runner.launcher import Place
 from envcheck.runner.schema import GroupFacts
 
 CheckStatus = Literal["pass", "warn", "fail", "skip", "error"]
@@ -29,10 +28,16 @@ class _ReadValue(msgspec.Struct):
 _Signals = dict[str, _ReadValue | None]
 
 
+class _PlacePart(msgspec.Struct):
+    node: str = ""
+    node_rank: int = 0
+    nodes: int = 1
+
+
 class _HostPart(msgspec.Struct):
     name: str = ""
     arch: str = ""
-    place: Place = Place()
+    place: _PlacePart = msgspec.field(default_factory=_PlacePart)
 
 
 class _GpuPart(msgspec.Struct):

@@ -137,7 +137,7 @@ def test_links_and_pipes_neither_hang_nor_loop(tmp_path: Path) -> None:
 def test_a_node_is_called_as_its_launcher_calls_it(tmp_path: Path) -> None:
     slurm, local, nameless = node_report("vm"), node_report("localhost"), node_report("")
     slurm["host"]["place"] |= {"launcher": "slurm", "node": "n4", "nodes": 4}
-    local["host"]["place"] |= {"launcher": "torchrun", "node_rank": 3, "nodes": 4}
+    local["host"]["place"] |= {"launcher": "a later one", "rank": None, "node_rank": 3, "nodes": 4}
     redacted = node_report("host-1")  # without a key, as every report's first host is called
     for gpu in redacted["snapshot"]["gpus"]:
         gpu["uuid"] = "GPU-00000000-0000-0000-0000-000000000001"
