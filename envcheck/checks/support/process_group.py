@@ -223,8 +223,11 @@ def gloo_lacks(backend: str, error: BaseException) -> bool:
 
 
 def remedy(raised: object, otherwise: str) -> str:
-    """Return what to do about a quoted exception: install the module that it misses, else `otherwise`."""
-    absent = re.search(r"No module named '(?!torch\b)(\w+)", str(raised))
+    """Return what to do about a quoted exception: install the module that it misses, else `otherwise`.
+
+    A part of a package, or a private module, is not there because what it belongs to is broken.
+    """
+    absent = re.search(r"No module named '(?!(?:torch|envcheck)')([A-Za-z]\w*)'", str(raised))
     return f"pip install {absent[1]}" if absent else otherwise
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.env import torchrun
+from envcheck.checks.support import process_group
 from tests.tables import each
 
 SOUND = {"joined": {"wrong": 0, "world": 2, "backend": "gloo"}, "returned": True, "left": True}
@@ -58,6 +59,8 @@ def test_a_module_that_torch_does_not_ask_for_is_named_to_install(cpu: View) -> 
     absent = "ModuleNotFoundError: No module named 'importlib_metadata'"
     outcome = torchrun.judge(cpu, entry({**SOUND, "joined": None}, code=1, raised=absent))
     assert {finding.remedy for finding in outcome.findings} == {"pip install importlib_metadata"}
+    for broken in ("numpy._core", "_lzma", "envcheck.checks.x", "envcheck", "torch", "torch._C"):
+        assert process_group.remedy(f"ModuleNotFoundError: No module named '{broken}'", "other") == "other", broken
 
 
 def test_every_rank_that_failed_is_a_finding(cpu: View) -> None:
