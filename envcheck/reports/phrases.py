@@ -35,7 +35,8 @@ _LONGEST = 6
 def quantity(value: Any, unit: str) -> str:
     """Return a value as a person reads it: four digits or all before the point, bytes in MiB or GiB."""
     if unit in BYTES and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return size(value) if value >= 2**20 else f"{value} B"
+        large = f"{round(value / 2**30, 2):,.12g} GiB" if value >= _WHOLE * 2**30 else size(value)
+        return large if value >= 2**20 else f"{value} B"
     if isinstance(value, float):
         if unit == "s" and 0 < value < _MILLI:
             return f"{value * 1e6:.4g} µs"

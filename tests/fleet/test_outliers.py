@@ -1,5 +1,6 @@
 """Outliers by the median absolute deviation, each limit on both sides, and drift from the majority of a group."""
 
+import json
 import random
 import statistics
 
@@ -7,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envcheck.fleet.groups import FLOOR, FURTHEST, LEAST, SCALE, compare, drift
+from envcheck.fleet.groups import FLOOR, FURTHEST, LEAST, SCALE, Member, compare, deviating, drift
+from envcheck.fleet.one_report import read
+from tests.fleet.node_reports import node_report, outcome_of
 from tests.tables import each
 
 NOISE = [470.0, 472.0, 475.0, 477.0, 478.0, 480.0, 481.0, 484.0]
@@ -45,6 +48,15 @@ def test_values_that_are_constant_drift() -> None:
     assert compare([8.0] * 10 + [7.0]) == (8.0, {}, [10])
     for usual, value, drifting in ((8.0, 8.0, []), (0.08, 0.087, []), (0.08, 0.089, [10]), (0.0, 0.001, [10])):
         assert compare([usual] * 10 + [value]).drifting == drifting
+
+
+def test_a_drift_that_reads_like_the_usual_is_no_row() -> None:
+    members = []
+    for number in range(9):
+        report = node_report(f"n{number}")
+        outcome_of(report, "gemm-throughput").update(value=10**9 + (number == 0), unit="B")
+        members.append(Member(f"n{number}", read(json.dumps(report).encode(), ""), None))
+    assert [*deviating([members])] == []
 
 
 @given(st.integers(0, 1000))

@@ -233,6 +233,8 @@ def test_the_last_line_of_a_cpu_run_says_that_no_gpu_was_tested(report: MakeRepo
     [
         (1.23456, "GB/s", "1.235 GB/s"),
         (64 << 20, "B", "64 MiB"),
+        (1023.7 * 2**30, "B", "1,023.7 GiB"),
+        (27940 << 30, "B", "27,940 GiB"),
         (10, "bytes", "10 B"),
         (20000.0, "files", "20000 files"),
         (12345.678, "MHz", "12346 MHz"),
