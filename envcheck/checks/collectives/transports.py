@@ -38,7 +38,8 @@ _USED = re.compile(r"NVLS comm (?:0x)?[0-9a-fA-F]+ headRank")
 _SETTING = re.compile(r"NCCL INFO (NCCL_[A-Z0-9_]{1,40}) set by environment to ([^\r\n]{1,60})")
 _CALL = re.compile(r"(?:(\w{1,20}): )?(\d{1,15}) Bytes -> Algo (\w{1,20}) proto")
 _TROUBLE = re.compile(r"nvls\.cc:\d+ NCCL WARN [^\r\n]*|NCCL WARN [^\r\n]*(?:NVLS|[Mm]ulticast)[^\r\n]*")
-_INDIRECT = re.compile(r"GPU Direct RDMA Disabled for HCA \d+ '([^'\r\n]{1,40})'")
+# Sockets and plugins have a line of their own, beside the card's (NVIDIA/nccl#901, #1519).
+_INDIRECT = re.compile(r"NET/IB\w* : GPU Direct RDMA Disabled for HCA \d+ '([^'\r\n]{1,40})'")
 # Settings that choose what ranks talk over.
 CHOICES = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_ALGO", "NCCL_NET")
 WAYS = ("P2P/", "SHM/", "NET/")

@@ -105,7 +105,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         else _slower(view, ranks, pairs, details) or _switched(view, ranks, details)
     )
     wrong = [_wrong(entry) for entry in ranks if entry.get("wrong") or not isinstance(entry.get("wrong"), list)]
-    worse = [*wrong, *fabrics.sockets(view, ranks), *_indirect(view, logs)]
+    worse = [*wrong, *fabrics.sockets(view, ranks), *_indirect(view, logs, pairs)]
     return worst([*worse, outcome], otherwise=outcome) if worse else outcome
 
 
@@ -122,10 +122,11 @@ def _wrong(entry: Measured) -> Outcome:
     )
 
 
-def _indirect(view: View, logs: transports.Logs) -> list[Outcome]:
-    """Warn of cards that GPUs reach through the host's memory alone (NVIDIA/nccl#1676, #1537, #1939)."""
+def _indirect(view: View, logs: transports.Logs, pairs: transports.Pairs) -> list[Outcome]:
+    """Warn of cards in use that GPUs reach through the host's memory alone (NVIDIA/nccl#1676, #1537, #1939)."""
     cards = sorted({str(card) for log in logs.values() for card in log.get("indirect") or []})
-    if not cards or any(_NEVER_DIRECT.search(str(gpu.signal("name").value)) for gpu in view.snapshot.gpus):
+    used = any(way.startswith("NET/") for ways in pairs.values() for way in ways)
+    if not used or not cards or any(_NEVER_DIRECT.search(str(gpu.signal("name").value)) for gpu in view.snapshot.gpus):
         return []
     return [
         warned(

@@ -148,6 +148,17 @@ def test_ranks_of_two_hosts_talk_over_the_network(node: Node) -> None:
     assert transport.judge(node("mixed"), ranks).status == PASS
 
 
+@each("way, status", [("NET/IB/0", WARN), ("P2P/CUMEM", PASS)])
+def test_cards_that_do_not_reach_the_gpus_are_named_where_messages_go_over_them(
+    node: Node, way: str, status: str
+) -> None:
+    message = SWITCH + "node1:1:2 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'\n"
+    ranks = entries(8, "P2P/CUMEM", message, {(0, 7): way})
+    ranks[7]["host"] = "node2"
+    outcome = transport.judge(node("h100x8"), ranks)
+    assert (outcome.status, outcome.culprit) == (status, "mlx5_0" if status == WARN else "")
+
+
 @each(
     "world, message, status, summary",
     [
