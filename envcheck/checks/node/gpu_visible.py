@@ -35,17 +35,19 @@ def judge(view: View) -> Outcome:
         return undecided("the environment was not read", fix="run it again", code="gpu-visible.unmeasured")
     expected = parse(hiding.get(NAME), uuids)
     about: dict[str, Any] = {"value": visible, "unit": "GPUs"}
-    about["limit"] = Limit(expected.gpus or len(uuids), "GPUs", _SOURCE, "equal")
-    # CUDA shows a process one MIG instance, of however many (pytorch/pytorch#102715, #130181).
-    sliced = all(_sliced(view.snapshot))
-    if visible == 0 or visible < (1 if sliced else expected.gpus):
+    # CUDA shows one MIG instance, of however many, and no whole GPU beside it (NVIDIA's MIG user guide, device
+    # enumeration; pytorch/pytorch#102715, #130181); where nobody made an instance, the GPUs without MIG.
+    sliced = _sliced(view.snapshot)
+    mig = all(sliced) or (any(sliced) and hiding.get(NAME) is None and visible in (1, sliced.count(False)))
+    about["limit"] = Limit((mig and visible) or expected.gpus or len(uuids), "GPUs", _SOURCE, "equal")
+    if visible == 0 or visible < (1 if mig else expected.gpus):
         findings = _unseen(view, visible, [uuids[index] for index in expected.chosen if isinstance(index, int)], about)
         return worst(findings, findings[0])
     strangers = _strangers(view.snapshot, _named(view))
     if not strangers and visible > max(expected.gpus, len(uuids)):
         text = f"torch sees {counted(visible, 'GPU')}, NVML only {len(uuids)}"
         strangers = [undecided(text, fix=_COMPARE, code="gpu-visible.more")]
-    hidden = f", {len(uuids) - visible} hidden by {'MIG' if sliced else NAME}" if visible < len(uuids) else ""
+    hidden = f", {len(uuids) - visible} hidden by {'MIG' if mig else NAME}" if visible < len(uuids) else ""
     return worst(strangers, passed(f"torch sees {visible} of {counted(len(uuids), 'GPU')}{hidden}", **about))
 
 
@@ -82,7 +84,8 @@ def _cause(view: View) -> tuple[str, str]:
         return f"torch {view.environment['torch']} is a CPU wheel", fix
     if environment.get(NAME) is not None:
         return f"{NAME} is {environment[NAME]!r}", f"unset {NAME}"
-    if not error and any(_sliced(view.snapshot)):
+    none = error is None or error.name in ("CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_INVALID_DEVICE")
+    if none and not view.environment.get("device_count") and any(_sliced(view.snapshot)):
         fix = (
             "make instances (`nvidia-smi mig -cgi PROFILE -C`) and name one in CUDA_VISIBLE_DEVICES, or switch MIG off"
         )
