@@ -38,8 +38,9 @@ LIMIT = checks.Limit(
 )
 
 
-# What a compiler says itself; torch's own headline is "CppCompileError: C++ compile error".
-_COMPILER_ERROR = re.compile(r"\berror: |\bfatal\s*: ")
+# What a compiler says itself, before a headline: "CppCompileError: C++ compile error" is torch's, and Triton's
+# "PTXAS error: Internal Triton PTX codegen error" (triton-lang/triton#8539).
+_TELLING = (r"\bfatal\s*: ", r"\berror: ", "(?i)error", "")
 
 
 def measure(rank: Rank) -> Measured:
@@ -121,8 +122,7 @@ def reference(weight: training.Matrix, bias: list[float], rows: training.Matrix)
 
 def _telling(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    own = [line for line in lines if _COMPILER_ERROR.search(line)]
-    return next(iter([*own, *[line for line in lines if "error" in line.lower()], *lines]), "")[:300]
+    return next((line[:300] for telling in _TELLING for line in lines if re.search(telling, line)), "")
 
 
 @process_group.sound(backend=False)

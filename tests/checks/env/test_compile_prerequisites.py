@@ -146,3 +146,23 @@ def test_the_loaders_cache_comes_before_the_path(machine: Path, monkeypatch: pyt
     assert machine
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: f"lib{name}.so.1")
     assert compile_prerequisites.measure(RANK)["found"]["libcuda.so.1"] == "libcuda.so.1"
+
+
+@each(
+    "lines, told",
+    [
+        (
+            [
+                "PTXAS error: Internal Triton PTX codegen error",
+                "`ptxas` stderr:",
+                "ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'",
+            ],
+            2,
+        ),
+        (["C++ compile error", "Command:", "a.cpp:1:10: fatal error: Python.h: No such file or directory"], 2),
+        (["1 error generated", "x"], 0),
+        (["", "killed"], 1),
+    ],
+)
+def test_of_a_broken_compilation_the_compilers_own_line_is_told(lines: list[str], told: int) -> None:
+    assert compiled._telling(RuntimeError("\n".join(lines))) == lines[told]  # noqa: SLF001
