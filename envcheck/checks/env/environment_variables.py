@@ -63,7 +63,7 @@ BINDING = {
 _SPAN = re.compile(r"(\d{1,5})(?:[-:](\d{1,5}))?(?::(\d{1,5}))?")
 # Allocators and OpenMP runtimes that people preload on purpose: they replace malloc or threads, and nothing of CUDA.
 USUAL = re.compile(r"lib(jemalloc|tcmalloc\w*|mimalloc|iomp5|gomp|omp|stdc\+\+|gcc_s)(-[\w.]+)?\.so[\d.]*")
-NAMES = (*RULES, *THREADS, *BINDING, *ALLOCATOR, *INTERFACES)
+NAMES = (*RULES, *THREADS, *BINDING, *ALLOCATOR, *INTERFACES, "NCCL_NET")
 LIMIT = Limit(
     0, "variables", "NCCL's, CUDA's and PyTorch's lists of environment variables; " + _SOURCES["dcgm"], "equal"
 )
@@ -185,7 +185,10 @@ def _options(variables: dict[str, Any]) -> Iterator[Outcome]:
 
 
 def _interfaces(variables: dict[str, Any], interfaces: list[str], cards: list[str]) -> Iterator[Outcome]:
-    # Cards are judged where there are any (llm-d/llm-d-benchmark#1862): an image of a cluster may run elsewhere.
+    # Cards are judged where there are any (llm-d/llm-d-benchmark#1862): an image of a cluster may run elsewhere. Only
+    # NCCL's verbs read the list: EFA's cards (rdmap16s27) are libfabric's.
+    verbs = variables.get("NCCL_IB_DISABLE") != "1" and str(variables.get("NCCL_NET") or "IB").upper().startswith("IB")
+    cards = [card for card in cards if verbs and not card.startswith(("rdmap", "efa"))]
     for name in INTERFACES:
         value, there = str(variables.get(name, "")), cards if name == "NCCL_IB_HCA" else interfaces
         wanted = [
@@ -195,7 +198,8 @@ def _interfaces(variables: dict[str, Any], interfaces: list[str], cards: list[st
         named = [each for each in there for part in wanted if each == part or (begins and each.startswith(part))]
         if wanted and not named and not value.startswith("^"):
             limit = Limit(", ".join(there), "", _SOURCES["nccl"], "equal")
-            yield _warning(name, f"{name}={value} names no network interface of this machine", value, limit)
+            what = "RDMA card" if name == "NCCL_IB_HCA" else "network interface"
+            yield _warning(name, f"{name}={value} names no {what} of this machine", value, limit)
 
 
 def _files(entry: Measured) -> Iterator[Outcome]:

@@ -125,6 +125,25 @@ def test_a_value_that_names_what_is_not_there_is_a_warning(
     assert (outcome.status, outcome.culprit) == (status, name if status == WARN else "")
 
 
+@each(
+    "cards, others, status",
+    [
+        (["mlx5_0"], {}, WARN),
+        (["mlx5_0"], {"NCCL_NET": "ib"}, WARN),
+        (["mlx5_0"], {"NCCL_NET": "Socket"}, PASS),
+        (["rdmap16s27", "efa_0"], {}, PASS),
+    ],
+)
+def test_a_list_of_cards_is_judged_where_nccl_reads_it(
+    node: Node, cards: list[str], others: dict[str, str], status: str
+) -> None:
+    entry = {"variables": {"NCCL_IB_HCA": "=mlxl5_0", **others}, "preload": [], "modules": [], "cores": 4}
+    outcome = environment_variables.judge(node("h100x8"), [{**entry, "cards": cards}])
+    assert (outcome.status, "no RDMA card" in outcome.summary) == (status, status == WARN)
+    off = {**entry, "variables": {**entry["variables"], "NCCL_IB_DISABLE": "1"}, "cards": cards}
+    assert environment_variables.judge(node("h100x8"), [off]).culprit == "NCCL_IB_DISABLE"
+
+
 def test_a_proxy_that_leaves_loopback_alone_passes(cpu: View, clean: pytest.MonkeyPatch) -> None:
     proxy = {"HTTP_PROXY": "http://192.0.2.1:3128", "NO_PROXY": "localhost,127.0.0.1,.corp"}
     assert judged(cpu, clean, **proxy).status == PASS
