@@ -112,11 +112,15 @@ def judge(matrix: Matrix, extensions: Extensions, file: PinnedFile, query: Query
     return sorted(dict.fromkeys(found))
 
 
-def not_on_record(extensions: Extensions, file: PinnedFile) -> list[str]:
-    """Return the native extensions that are pinned to releases without facts: these are not judged."""
+def not_on_record(matrix: Matrix, extensions: Extensions, file: PinnedFile) -> list[str]:
+    """Return torch and the native extensions that are pinned to releases without facts: these are not judged."""
     pins = (pin for pin in file.pins if pin.exact and pin.name not in {*_FREE, *_LIBRARIES})
     rows = ((pin, extensions.find(pin.name)) for pin in pins)
-    return [pin.text for pin, row in rows if row and not any(meets(r.version, pin.specifier) for r in row.releases)]
+    texts = [pin.text for pin, row in rows if row and not any(meets(r.version, pin.specifier) for r in row.releases)]
+    known = sorted((row.torch for row in matrix.torch), key=key)
+    torches = [pin for pin in file.pins if pin.name == "torch" and not any(meets(row, pin.specifier) for row in known)]
+    outside = [pin.text for pin in torches if not (pin.exact and key(known[0]) < key(pin.exact) < key(known[-1]))]
+    return [f"{text} (on record: {known[0]} - {known[-1]})" for text in dict.fromkeys(outside)] + texts
 
 
 class _Judge:
@@ -173,7 +177,7 @@ class _Judge:
         return next((each for each in answers if each.legal), None) or resolve(self.matrix, queries[0])
 
     def _unreleased(self, pin: Pin, version: str) -> Iterator[PinFinding]:
-        if key("2.0.0") < key(version) < key(self.newest_first[0].torch):
+        if key(self.newest_first[-1].torch) < key(version) < key(self.newest_first[0].torch):
             near = next((row for row in self.newest_first if key(row.torch) < key(version)), self.newest_first[0])
             yield PinFinding(pin.line, "P101", "unreal", f"there is no torch {version}", f"write torch=={near.torch}")
 

@@ -267,6 +267,27 @@ def test_what_nobody_has_read_is_said_and_no_finding(tmp_path: Path) -> None:
     assert (code, out.endswith(says)) == (0, True), out
 
 
+@each(
+    ("pin", "code", "says"),
+    [
+        ("torch==2.99", 0, "no findings; not on record, so not judged: torch==2.99 (on record: 1.13.1 - "),
+        ("torch==99", 0, "no findings; not on record, so not judged: torch==99 (on record: 1.13.1 - "),
+        ("torch>=99", 0, "no findings; not on record, so not judged: torch>=99 (on record: 1.13.1 - "),
+        ("torch==1.12.1", 0, "no findings; not on record, so not judged: torch==1.12.1 (on record: 1.13.1 - "),
+        ("torch==1.13.9", 1, "read: 1 unreal\n"),
+        ("torch", 0, "read: no findings\n"),
+        ("", 0, "0 requirements and 0 images read: nothing to judge\n"),
+    ],
+)
+def test_a_torch_without_facts_is_never_passed_in_silence(tmp_path: Path, pin: str, code: int, says: str) -> None:
+    path = tmp_path / "requirements.txt"
+    path.write_text(f"{pin}\n")
+    found, out = run("resolve", "--from", str(path))
+    assert (found, says in out) == (code, True), out
+    _, out = run("resolve", "--from", str(path), "--json")
+    assert len(json.loads(out)["not_judged"]) == ("not judged" in says)
+
+
 def test_the_doctor_judges_pins_too() -> None:
     code, out = run("mirror", "doctor", str(DATA / "tutorial.Dockerfile"))
     assert (code, "P101" in out, out.splitlines()[-1]) == (1, True, "1 examined: 1 unreal")

@@ -128,10 +128,12 @@ def _judge_file(path: Path, matrix: Matrix, query: Query, *, as_json: bool, quie
         refuse(f"{path} names torch, but nothing in it was read as a requirement", f"give {formats}")
     findings = mirror.pinned(documents, matrix, query)
     looked_at = f"{len(file.pins)} requirements and {len(file.bases)} images read"
-    unknown = ", ".join(not_on_record(extensions.load(), file))
-    rest = f"; not on record, so not judged: {unknown}" if unknown else ""
-    lines = [*mirror.told(findings, quiet=quiet), f"{path}: {looked_at}: {mirror.counted(findings)}{rest}"]
-    print_answer({"schema": "envcheck/pinned/1", "wanted": query, "findings": findings}, lines, as_json=as_json)
+    unknown = not_on_record(matrix, extensions.load(), file)
+    rest = f"; not on record, so not judged: {', '.join(unknown)}" if unknown else ""
+    count = mirror.counted(findings) if file.pins or file.bases else "nothing to judge"
+    lines = [*mirror.told(findings, quiet=quiet), f"{path}: {looked_at}: {count}{rest}"]
+    answer = {"schema": "envcheck/pinned/1", "wanted": query, "findings": findings, "not_judged": unknown}
+    print_answer(answer, lines, as_json=as_json)
     return 1 if any(finding.level == "unreal" for finding in findings) else 0
 
 
