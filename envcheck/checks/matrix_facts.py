@@ -7,7 +7,7 @@ from typing import Any
 
 from envcheck.checks import View
 from envcheck.checks.gpu_readings import label
-from envcheck.matrix.facts.lookup import find_gpu
+from envcheck.matrix.facts.lookup import find_gpu, is_vgpu
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.load import load
 
@@ -15,8 +15,6 @@ from envcheck.matrix.file.load import load
 _CONSUMER = re.compile(
     r"GeForce|\b[GR]TX\b|TITAN|Quadro|\bNVS\b|\bMX\d{3}\b|\bT\d{3,4}\b|Laptop|Max-Q|Mobile|nvgpu|Orin|Xavier|Thor|Tegra"
 )
-# Profiles of a shared board, "GRID T4-16Q" or "NVIDIA L40S-48C": only data-centre boards are shared.
-_VGPU = re.compile(r"^GRID |-\d+[ABCQ]$")
 # "Max-Q Workstation Edition" (RTX PRO 6000 Blackwell) is a board for a slot.
 _LAPTOP = re.compile(r"Laptop|Max-Q(?! Workstation)|Mobile|\bMX\d{3}\b")
 # Grace Hopper, Grace Blackwell and GB10 (DGX Spark); nvtop#426 shows one lane of generation 1 there.
@@ -52,11 +50,11 @@ def datacenter(view: View) -> bool | None:
 
 def is_datacenter(view: View, name: str) -> bool | None:
     """Return whether a model is made for data centres: by the matrix, else by its brand; None where neither says."""
+    if is_vgpu(name):
+        return True
     row = find_gpu(matrix(view), name)
     if row is not None:
         return row.datacenter
-    if _VGPU.search(name):
-        return True
     return False if _CONSUMER.search(name) else None
 
 

@@ -14,7 +14,7 @@ from msgspec import structs
 from envcheck import safe_files
 from envcheck.checks import LEVELS
 from envcheck.errors import ConfigError, EnvcheckError, refuse
-from envcheck.matrix.facts.lookup import find_gpu
+from envcheck.matrix.facts.lookup import find_gpu, same_gpu
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix, branch, key
 from envcheck.matrix.resolver.resolve import Query, resolve
 from envcheck.matrix.resolver.verdict import FORWARD, LEGAL
@@ -376,7 +376,7 @@ def concerns(facts: ProofFacts, node: NodeFacts, matrix: Matrix) -> bool:
         return False
     if facts.mode == "cpu" or covers.gpu is None:
         return True
-    if node.gpus and (covers.mig != node.mig or not any(_same(covers.gpu, model, matrix) for model in node.models)):
+    if node.gpus and (covers.mig != node.mig or not any(same_gpu(matrix, covers.gpu, model) for model in node.models)):
         return False
     try:
         return not (covers.driver and node.driver) or key(node.driver) >= key(covers.driver)
@@ -392,7 +392,7 @@ def uncovered(facts: ProofFacts, node: NodeFacts, matrix: Matrix) -> Rejection |
     if facts.mode != "gpu":
         return None
     models = node.models if node.gpus else ()
-    others = [model for model in models if covers.gpu is None or not _same(covers.gpu, model, matrix)]
+    others = [model for model in models if covers.gpu is None or not same_gpu(matrix, covers.gpu, model)]
     if others or not models or covers.mig != node.mig:
         states = ["with MIG" if mig else "without MIG" for mig in (covers.mig, node.mig)]
         here = " and ".join(others or models) or "no GPU"
@@ -400,12 +400,6 @@ def uncovered(facts: ProofFacts, node: NodeFacts, matrix: Matrix) -> Rejection |
     if node.gpus > covers.gpus:
         return Rejection(ProofRefusal.TOO_FEW_GPUS, f"proven on {covers.gpus} GPUs, and this node has {node.gpus}")
     return None if node.driver is None else _other_driver(facts, node.driver, matrix)
-
-
-def _same(one: str, other: str, matrix: Matrix) -> bool:
-    """Tell whether two names mean one model: by the matrix, else by the letter."""
-    models = find_gpu(matrix, one), find_gpu(matrix, other)
-    return models[0] == models[1] if all(models) else one == other
 
 
 def _other_driver(facts: ProofFacts, node_driver: str, matrix: Matrix) -> Rejection | None:

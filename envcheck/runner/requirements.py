@@ -19,7 +19,7 @@ from envcheck.checks.node import infiniband
 from envcheck.checks.support import process_group
 from envcheck.counting import counted
 from envcheck.errors import refuse
-from envcheck.matrix.facts.lookup import find_gpu, suggest
+from envcheck.matrix.facts.lookup import find_gpu, is_cut, same_gpu, suggest
 from envcheck.matrix.facts.model import Matrix, key
 from envcheck.matrix.file.load import load
 from envcheck.node import signal_source
@@ -150,7 +150,7 @@ def _problems(requirements: Requirements, matrix: Matrix) -> Iterator[tuple[str,
     model = requirements.gpu.model if requirements.gpu else None
     if model is not None and not model.strip():
         yield ": gpu.model is empty", "name the model, or leave it out"
-    elif model is not None and not find_gpu(matrix, model):
+    elif model is not None and (is_cut(model) or not find_gpu(matrix, model)):
         near = suggest(matrix, model)
         fix = f"did you mean {' or '.join(near)}?" if near else "see `envcheck matrix show`"
         yield f": gpu.model {model} is not known", fix
@@ -356,8 +356,7 @@ def _count(source: str, count: int, view: View) -> Outcome:
 
 def _model(source: str, model: str, names: list[Any], view: View) -> Outcome:
     matrix = view.matrix if isinstance(view.matrix, Matrix) else load()
-    wanted = find_gpu(matrix, model)
-    others = sorted({str(name) for name in names if find_gpu(matrix, str(name)) != wanted})
+    others = sorted({str(name) for name in names if not same_gpu(matrix, str(name), model)})
     summary = f"not a {model}: {', '.join(others)}" if others else f"{len(names)} x {model}"
     return _held(summary, Limit(model, "", source, "equal"), others or model, met=not others)
 

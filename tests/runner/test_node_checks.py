@@ -39,6 +39,8 @@ def test_each_shipped_profile_is_met_by_its_own_machine_and_by_no_other(name: st
     [
         ("[gpu]\ncount = 8", "require-gpus", PASS),
         ("[gpu]\ncount = 9", "require-gpus", FAIL),
+        ('[gpu]\nmodel = "H100"', "require-model", PASS),
+        ('[gpu]\nmodel = "NVIDIA H100-1-10C"', "require-model", FAIL),  # a slice of one
         ("[gpu]\nmemory_gib = 80", "require-gpu-memory", PASS),
         ("[gpu]\nmemory_gib = 80.1", "require-gpu-memory", FAIL),
         ("[gpu]\nnvlinks = 18", "require-nvlinks", PASS),
@@ -74,6 +76,7 @@ def test_a_machine_without_gpus_meets_no_demand_for_them() -> None:
         ("gpu = " + "[" * 100_000, "ours.toml: maximum recursion depth"),
         ("#" * 2**20 + "#", "longer than 1 MiB"),
         ('[gpu]\nmodel = "H1000"', "H100"),
+        ('[gpu]\nmodel = "NVIDIA GeForce RTX 3080 ..."', "did you mean RTX 3080 or RTX 3080 Ti"),
         ('[driver]\nmin = "new"', "not a version"),
         ('[driver]\nmin = "580"\nbelow = "580"', "no driver is at least 580 and below 580"),
         ("", "contains no requirements"),

@@ -19,7 +19,7 @@ from envcheck.cli.shared.process import note, print_json
 from envcheck.counting import printable
 from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.images import engines
-from envcheck.matrix.facts.lookup import find_gpu, suggest
+from envcheck.matrix.facts.lookup import find_gpu, is_cut, suggest
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.mirrors.profiles import model
@@ -437,7 +437,7 @@ def _node(options: ProofOptions | PullOptions, matrix: Matrix) -> NodeFacts:
 
 def _refuse_unknown_gpu(name: str, where: str, matrix: Matrix) -> None:
     """Refuse a short name that the matrix does not have; a proof names its GPU as the driver does, or by that name."""
-    if name.startswith("NVIDIA ") or find_gpu(matrix, name) is not None:
+    if not is_cut(name) and (name.startswith("NVIDIA ") or find_gpu(matrix, name) is not None):
         return
     near = " or ".join(suggest(matrix, name))
     hint = f"did you mean {near}?" if near else "`envcheck matrix show --list-gpus` lists them"

@@ -125,7 +125,7 @@ class Facts:
             if _UNNAMED.search(name):
                 hint = "lspci's PCI database does not list this GPU: run `update-pciids`, or use nvidia-smi's name"
             refuse(f"no GPU named {name!r} in the matrix", f"{hint} (or give --cc; {READ_CC} prints it)")
-        return Device(gpu.name, gpu.cc, gpu.architecture, gpu.datacenter, gpu, gpu.verified)
+        return Device(gpu.name, gpu.cc, gpu.architecture, gpu.datacenter or is_vgpu(name), gpu, gpu.verified)
 
     def device_of(self, cc: str) -> Device:
         """Return a GPU of which only the compute capability is known."""
@@ -189,11 +189,12 @@ def glibc(matrix: Matrix, python: str) -> str | None:
 # after it.
 _MAKER: Final = frozenset({"NVIDIA", "TESLA", "GEFORCE", "GRAPHICS", "DEVICE", "GRID", "GPU", "GENERATION", "DGX"})
 _FORM: Final = re.compile(r"\d+(\.\d+)?GB?|G?HBM\d\w*|GDDR\d\w*|SXM\d*|PCI-?E?|NVL\d*|OAM|AC|LC|HGX|DGX|MIG|MEGA")
-# Beside a name: what product pages and people add, further columns of nvidia-smi's CSV, a vGPU's slices and profile
-# ("A100D-3-40C").
+# A vGPU's slices and profile ("A100D-3-40C").
+_VGPU: Final = re.compile(r"(?:-\d)?-\d{1,3}[ABCQ](?:ME)?(?![\w-])", re.IGNORECASE)
+# Beside a name: what product pages and people add, further columns of nvidia-smi's CSV, a vGPU's profile.
 _ASIDE: Final = re.compile(
     r"[\u00ae\u2122]|\((?:R|TM|\d+ ?GB)\)|\bTensor Core\b|\b\d+ GB\b|(?:, (?:\d+ MiB|\d+\.[\d.]+))+$"
-    r"|(?:-\d)?-\d{1,3}[ABCQ](?:ME)?$",
+    rf"|{_VGPU.pattern}",
     re.IGNORECASE,
 )
 
@@ -254,10 +255,31 @@ def find_gpu(matrix: Matrix, name: str) -> GpuModel | None:
     short = {f"RTX{model}", f"GTX{model}"} if re.match(r"\d|PRO|A\d{4}", model) else set()
     found = [known[key] for key in (model, *sorted(short)) if key in known][:1]
     if _CUT.search(product) and re.search(r"\d", model):
-        begun = [known[key] for key in known if key.startswith(model)]
-        alike = len({(row.cc, row.datacenter) for row in begun}) == 1
-        found = sorted(begun, key=lambda row: len(row.name))[:1] if alike else []
+        start = re.sub("(?:NVIDIA|TESLA|GEFORCE) ", "", _CUT.sub("", product).upper())
+        # A form factor's start tells them apart: no "A800 40GB Active" begins with A800-SXM.
+        longer = start if _FORM.fullmatch(re.split(r"[\s-]", start)[-1]) else ""
+        begun = {key: row for key, row in known.items() if key.startswith(model)}
+        found = [row for key, row in begun.items() if key == model or row.name.upper().startswith(longer)]
+        alike = len({(row.cc, row.datacenter) for row in found}) == 1
+        found = sorted(found, key=lambda row: len(row.name))[:1] if alike else []
     return _row(matrix, found[0]) if found else None
+
+
+def is_vgpu(name: str) -> bool:
+    """Return whether a name is that of a shared board ("GRID T4-16Q", "NVIDIA L40S-48C"): all are for data centres."""
+    return name.startswith("GRID ") or _VGPU.search(name) is not None
+
+
+def is_cut(name: str) -> bool:
+    """Return whether `nvidia-smi` cut a name, which is then no identity."""
+    return _CUT.search(product_name(name)) is not None
+
+
+def same_gpu(matrix: Matrix, one: str, other: str) -> bool:
+    """Return whether two names mean one model; by the letter for shares of a board and unknown ones."""
+    models = find_gpu(matrix, one), find_gpu(matrix, other)
+    by_letter = not all(models) or _VGPU.search(one) or _VGPU.search(other)
+    return one == other if by_letter else models[0] == models[1]
 
 
 def _by_key(matrix: Matrix) -> dict[str, GpuModel | _Named]:

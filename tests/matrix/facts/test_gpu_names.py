@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from envcheck.matrix.facts import lookup
-from envcheck.matrix.facts.lookup import find_gpu, other_accelerator, suggest
+from envcheck.matrix.facts.lookup import Facts, find_gpu, other_accelerator, suggest
 from envcheck.matrix.facts.model import Matrix
 from tests.tables import beside, each
 
@@ -16,6 +16,11 @@ def test_names_that_mean_a_gpu(matrix: Matrix, written: str, name: str) -> None:
     match = find_gpu(matrix, written)
     assert match is not None
     assert match.name == name
+
+
+@each(("written", "datacenter"), [("GRID RTX8000P-8Q", True), ("Quadro RTX 8000", False), ("H100", True)])
+def test_shared_boards_are_for_data_centres(matrix: Matrix, written: str, datacenter: bool) -> None:  # noqa: FBT001 (a column)
+    assert Facts(matrix).device(written).datacenter is datacenter
 
 
 @each("written", CASES["unknown"])

@@ -28,6 +28,7 @@ def word(node: NodeFacts, **changes: Any) -> str | None:
         (structs.replace(proofs.NODE, models=("NVIDIA H200",)), "wrong-gpu"),
         (structs.replace(proofs.NODE, models=("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB")), "wrong-gpu"),
         (structs.replace(proofs.NODE, models=("?",)), "wrong-gpu"),
+        (structs.replace(proofs.NODE, models=("NVIDIA H100-1-10C",)), "wrong-gpu"),  # a slice of one
         (structs.replace(proofs.NODE, models=(), gpus=0), "wrong-gpu"),
         (structs.replace(proofs.NODE, mig=True), "wrong-gpu"),
         (structs.replace(proofs.NODE, gpus=1), None),
@@ -52,6 +53,7 @@ def test_a_model_that_the_matrix_lacks_is_compared_by_the_letter() -> None:
     node = structs.replace(proofs.NODE, models=("NVIDIA Made-Up 9000",))
     assert word(node, gpu="NVIDIA Made-Up 9000") is None
     assert word(node, gpu="NVIDIA Made-Up 9001") == "wrong-gpu"
+    assert word(proofs.NODE, gpu="NVIDIA H100-1-10C") == "wrong-gpu"
 
 
 def test_the_resolver_of_today_must_still_say_yes() -> None:
