@@ -165,9 +165,11 @@ def _entered(repository: Repository, subject: str, named: Descriptor, document: 
     tag = fallback_tag(subject)
     entry = {"mediaType": named.media_type, "digest": named.digest, "size": named.size}
     entry |= {"artifactType": document.kind, "annotations": document.annotations}
+    if listed:
+        with contextlib.suppress(EnvcheckError):  # it may be down, or the token be for pushes alone
+            if named.digest in _from_api(repository, subject):
+                return ""
     try:
-        if listed and named.digest in _from_api(repository, subject):
-            return ""
         for number in range(_ENTRIES):
             index = _index(repository, tag, subject)
             if any(isinstance(one, dict) and one.get("digest") == named.digest for one in index["manifests"]):
