@@ -158,14 +158,16 @@ def _absent(release: TorchRelease, variant: TorchVariant, arch: HostArch) -> Ver
 def _node(facts: Facts, variant: TorchVariant, build: Build, driver: str | None, devices: list[Device]) -> Verdict:
     each: list[Device | None] = [*devices] or [None]
     newest = facts.newest_branch(devices) if driver is None else None
-    verdicts = [judge_gpu(facts, variant, build, device, driver, newest) for device in each]
+    dropped = " and ".join(device.label for device in devices if newest and facts.newest_branch([device]) == newest)
+    verdicts = [judge_gpu(facts, variant, build, device, driver, newest, dropped) for device in each]
     worst, culprit = min(zip(verdicts, each, strict=True), key=lambda pair: ORDER.index(pair[0].name))
     if worst.name != OK and len(each) > 1 and culprit is not None and culprit.label not in worst.reason:
         worst = worst._replace(reason=f"{culprit.label}: {worst.reason}")
     weak = union(*(verdict.weak for verdict in verdicts)) if worst.name in LEGAL else worst.weak
-    if worst.name == OK and len(verdicts) > 1:
-        reasons = list(dict.fromkeys(part for verdict in verdicts for part in verdict.reason.split("; ")))
-        return Verdict(OK, "; ".join(reasons), weak)
+    if worst.name in LEGAL and len(verdicts) > 1:
+        end = worst.reason.rpartition("; ")[2]  # the driver, which all share
+        parts = dict.fromkeys(part for verdict in verdicts for part in verdict.reason.split("; ") if part != end)
+        return Verdict(worst.name, "; ".join([*parts, end]), weak)
     return worst._replace(weak=weak)
 
 

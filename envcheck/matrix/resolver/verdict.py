@@ -67,8 +67,12 @@ def judge_gpu(
     device: Device | None,
     driver: str | None,
     newest_branch: str | None = None,
+    dropped: str = "",
 ) -> Verdict:
-    """Return the verdict for one GPU (None: any) under `driver` (None: any of `newest_branch` or older)."""
+    """Return the verdict for one GPU (None: any) under `driver` (None: any of `newest_branch`, or older).
+
+    Later branches no longer drive the GPUs `dropped`.
+    """
     if variant.cuda is None:
         return Verdict(OK, "the variant cpu (wheels without CUDA) needs no GPU and no driver")
     if driver is not None or newest_branch is None:
@@ -78,7 +82,7 @@ def judge_gpu(
     if best.name in (OK, free.name):
         return free
     reason = best.reason.replace(f"driver {newest_branch}.{_LAST}", f"the last R{newest_branch}")
-    return best._replace(reason=f"branches after R{newest_branch} dropped a GPU of this node; {reason}")
+    return best._replace(reason=f"branches after R{newest_branch} dropped {dropped or 'a GPU'}; {reason}")
 
 
 def _under(facts: Facts, cuda: str, build: Build, device: Device | None, driver: str | None) -> Verdict:

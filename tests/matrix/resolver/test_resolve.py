@@ -33,6 +33,21 @@ def test_the_json_form(ask: Ask) -> None:
     assert plain["verified"] is True
 
 
+@each(
+    ("gpus", "driver", "says"),
+    [
+        (["T4", "RTX 5090"], "580.95.05", ["runs on T4", "runs on RTX 5090", "driver 580.95.05"]),
+        (["A100", "H100"], "535.54.03", ["runs on A100", "runs on H100", "minor-version compatibility"]),
+        (["T4", "K80"], None, ["branches after R470 dropped K80", "runs on T4", "runs on K80", "the last R470"]),
+    ],
+)
+def test_the_reasons_name_every_gpu_and_the_driver_once_and_last(
+    ask: Ask, gpus: list[str], driver: str | None, says: list[str]
+) -> None:
+    reasons = ask(gpus=gpus, driver=driver).reasons
+    assert [part in reason for part, reason in zip(says, reasons, strict=True)] == [True] * len(says), reasons
+
+
 def test_newest_torch_first_then_native_then_pypis_own(ask: Ask) -> None:
     resolution = ask(gpus=["H100"], driver="570.124.06", torch=">=2.7,<2.9", python="3.12")
     assert [row.cell for row in resolution.ranked] == [
