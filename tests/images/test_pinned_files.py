@@ -171,9 +171,10 @@ def test_each_project_is_understood(text: str, expected: str) -> None:
     assert [f.id for f in findings(Document("pyproject.toml", text, "settings"), Query())] == expected.split()
 
 
-def test_a_wheel_that_needs_cuda_compat_runs_only_in_an_image_that_has_it() -> None:
+@each("torch", ["torch==2.14.1", f"'torch>=2.14,<2.15,!=1.1{'0' * 250}'"])
+def test_a_wheel_that_needs_cuda_compat_runs_only_in_an_image_that_has_it(torch: str) -> None:
     query = Query(gpus=["H100"], driver="535.104.05")
-    [finding] = findings(Document("setup.sh", "pip install torch==2.14.1", "settings"), query)
+    [finding] = findings(Document("setup.sh", f"pip install {torch}", "settings"), query)
     assert (finding.id, "cuda-compat" in finding.what) == ("P101", True)
     assert finding.fix.startswith("write torch==2.14.1+cu126 --index-url")
 

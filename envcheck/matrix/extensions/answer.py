@@ -74,7 +74,7 @@ class ExtensionResolution(Resolution, frozen=True, kw_only=True):
 
 
 # Python refuses to read numbers of thousands of digits.
-_LONGEST: Final = 200
+_LONGEST: Final = 500
 
 
 def wanted_extensions(extensions: Extensions, requirements: list[str]) -> list[WantedExtension]:

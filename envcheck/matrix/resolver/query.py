@@ -13,7 +13,7 @@ from envcheck.matrix.facts.lookup import READ_CC, Device, Facts, other_accelerat
 from envcheck.matrix.facts.model import HostArch, TorchRelease, key
 
 # Python refuses to read numbers of thousands of digits.
-_LONGEST: Final = 200
+_LONGEST: Final = 500
 _PLAIN: Final = re.compile(r"(?:==)?(?P<version>\d+(?:\.\d+)*)(?P<wild>\.\*)?", re.ASCII)
 _PYTHON: Final = re.compile(r"3\.\d+t?", re.ASCII)
 DRIVER_VERSION: Final = re.compile(r"\d{3,4}(\.\d+){1,3}", re.ASCII)
