@@ -225,6 +225,11 @@ class _Argument(_Given, click.Argument):
 
 
 class _Command(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # click forgets whose option lacks its value.
+        with click.core.augment_usage_errors(ctx):
+            return super().parse_args(ctx, args)
+
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_help_text(ctx, formatter)
         texts = msgspec.yaml.decode(Path(__file__).with_name("help.yaml").read_bytes(), type=dict[str, str])

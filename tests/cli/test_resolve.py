@@ -147,6 +147,18 @@ def test_the_number_of_gpus_changes_nothing(run: Run) -> None:
     assert (code, "--gpus" in err) == (2, True)
 
 
+@each(
+    ("name", "gpus"),
+    [
+        ("RTX 4090, H100", ["RTX 4090", "H100"]),
+        ("NVIDIA A100-SXM4-80GB, 81920 MiB, 550.54.15", ["NVIDIA A100-SXM4-80GB, 81920 MiB, 550.54.15"]),
+    ],
+)
+def test_a_list_of_gpus_is_taken_apart(run: Run, name: str, gpus: list[str]) -> None:
+    code, out, _ = run("resolve", "--gpu", name, "--json")
+    assert (code, json.loads(out)["wanted"]["gpus"]) == (0, gpus)
+
+
 def test_json_is_the_resolution(run: Run) -> None:
     code, out, _ = run("resolve", "--gpu", "V100", "--driver", "590.44.01", "--json")
     answer = json.loads(out)
@@ -174,6 +186,7 @@ def test_json_is_the_resolution(run: Run) -> None:
         (["--gpu", "H100", "--gpu", "GB200"], "are on different host architectures"),
         (["--extensions", "nosuch"], "--extensions is for the extensions of --with, and there are none"),
         (["--third-party"], "--third-party is for the extensions of --with, and there are none"),
+        (["--gpu"], "'--gpu' requires an argument; see `envcheck resolve --help`"),
         (["--base-cuda", "1.0"], "what nvidia/cuda of CUDA 1.0 demands is not in the matrix; use one of 11.4"),
     ],
 )

@@ -89,7 +89,7 @@ def command(options: ResolveOptions, settings: Settings) -> int:
     if options.from_file and any(stated):
         refuse("--from takes no --torch, --cuda, --base-cuda, --with and --all", "leave them out: the file says it")
     matrix = load(settings.matrix)
-    query, read, notes = normalized(options.query()), dict[str, str](), list[str]()
+    query, read, notes = _one_by_one(matrix, normalized(options.query())), dict[str, str](), list[str]()
     another = bool(query.driver or query.gpus or query.cc or query.arch or options.from_file)
     if options.here or (options.here is None and not another):
         from envcheck.node import collect  # a question about another machine reads no node
@@ -110,6 +110,15 @@ def command(options: ResolveOptions, settings: Settings) -> int:
     if not answer.legal and not matching(matrix.torch, answer.query.torch):
         return ConfigError.exit_code  # there is no such torch: the same as a cell or a file that is not there
     return 0 if answer.legal else 1
+
+
+def _one_by_one(matrix: Matrix, query: Query) -> Query:
+    """Take a list of GPUs, "RTX 4090,H100", apart; a line of nvidia-smi's CSV is one name."""
+    gpus = list[str]()
+    for name in query.gpus:
+        parts = [part.strip() for part in name.split(",")]
+        gpus += parts if all(find_gpu(matrix, part) for part in parts) else [name]
+    return query.replace(gpus=gpus)
 
 
 def _judge_file(path: Path, matrix: Matrix, query: Query, *, as_json: bool, quiet: bool) -> int:
