@@ -1,5 +1,6 @@
 """The command line: one file a command, imported only when that command runs."""
 
+import errno
 import importlib
 import os
 import signal
@@ -21,6 +22,8 @@ from envcheck.mirrors.net.waits import announced
 _TABLE: Final = msgspec.json.decode(Path(__file__).with_name("commands.json").read_bytes())
 # What people type first, by the name that it has here.
 _MEANT: Final = {word: name for name, words in _TABLE["meant"].items() for word in words}
+# A write that began and could not end: what it was to show is undetermined, nothing was typed wrong.
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 # What the envcheck of an image comes without (pyproject.toml, the group `image`).
 _HOST_ONLY: Final = {"cryptography", "docker", "jinja2", "urllib3", "uv"}
 
@@ -171,7 +174,8 @@ def line_and_code(error: Exception) -> tuple[str, int]:
         return str(error), error.exit_code
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror or error}; check the path, its rights and the free space", ConfigError.exit_code
+        code = (UnavailableError if error.errno in FULL else ConfigError).exit_code
+        return f"{where}{error.strerror or error}; check the path, its rights and the free space", code
     if not isinstance(error, click.ClickException):
         return _unexpected(error)
     context = getattr(error, "ctx", None)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import click
 
 from envcheck import safe_files
+from envcheck.cli import FULL, line_and_code
 from envcheck.cli.options import Option
 from envcheck.cli.shared.process import say
 from envcheck.errors import refuse
@@ -79,6 +80,16 @@ def unwritten(report: RunReport, formats: dict[str, Path]) -> tuple[OSError | No
         except OSError as error:
             return OSError(error.errno, error.strerror, error.filename or str(path)), OPTIONS[name]
     return None, ""
+
+
+def deliver(path: Path, content: bytes, code: int) -> None:
+    """Write a file after its verdict, of this exit code, was said: a full disk takes no failure back."""
+    try:
+        safe_files.replace(path, content)
+    except OSError as error:
+        if code == 0 or error.errno not in FULL:
+            raise
+        say(line_and_code(error)[0])
 
 
 def apart(**paths: Path | None) -> None:

@@ -142,6 +142,26 @@ def test_judge_exits_as_run_would(run: Envcheck, saved: Callable[..., Path], tmp
     assert json.loads(bad.stdout)["judged_by"] == envcheck.__version__
 
 
+def test_a_full_disk_makes_a_pass_undetermined_and_takes_no_failure_back(
+    run: Envcheck, saved: Callable[..., Path]
+) -> None:
+    good = str(saved("good.json", structs.replace(GOOD, id="of-a-site")))
+    bad = str(saved("bad.json", OutcomeRow(id="of-a-site", kind="env", status="fail", summary="no", remedy="look")))
+    full = ("--output", "/dev/full")
+    unwritten = {
+        run("report", "convert", good, "--format", "junit", *full).returncode,
+        run("report", "redact", good, *full).returncode,
+        run("report", "judge", good, *full).returncode,
+    }
+    assert unwritten == {3}
+    for failed in (
+        run("report", "judge", bad, *full),
+        run("fleet", "report", bad, "--max-age", "36500d", "--html", "/dev/full", "--prometheus", "/dev/full"),
+    ):
+        assert (failed.returncode, "of-a-site" in failed.stdout) == (1, True)
+        assert failed.stderr.startswith("envcheck: /dev/full: No space left on device; check the path")
+
+
 def test_a_run_is_held_against_its_baseline(run: Envcheck, tmp_path: Path) -> None:
     (tmp_path / "site" / "node").mkdir(parents=True)
     check = tmp_path / "site" / "node" / "speed.py"

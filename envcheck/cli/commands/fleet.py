@@ -81,12 +81,13 @@ def report(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG
         return 0
     question = summary.FleetQuestion(time.time(), expected, options.max_age, options.strict, options.places)
     answer = summary.summarize(files, question)
-    if options.html is not None:
-        safe_files.replace(options.html, shown.page(answer).encode())
-    if options.prometheus is not None:
-        safe_files.replace(options.prometheus, exposition(shown.samples(answer)).encode())
+    code = answer.report.verdict.exit_code
     print_answer(answer.report, shown.lines(answer.report), as_json=options.as_json)
-    return answer.report.verdict.exit_code
+    if options.html is not None:
+        report_output.deliver(options.html, shown.page(answer).encode(), code)
+    if options.prometheus is not None:
+        report_output.deliver(options.prometheus, exposition(shown.samples(answer)).encode(), code)
+    return code
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from envcheck.matrix.file.load import load as load_matrix
 from envcheck.reports import compare as comparison
 from envcheck.reports import formats, terminal
 from envcheck.reports import redact as redaction
-from envcheck.reports.model import encode, load, rejudge, write
+from envcheck.reports.model import encode, load, rejudge
 
 # The loader reports a missing file, with what to do.
 _Report = Annotated[Path, Argument(type=FILE)]
@@ -99,8 +99,6 @@ def judge(options: ReportJudgeOptions, settings: Settings) -> int:
     """Apply today's rules and limits to an old report."""
     report_output.apart(FILE=options.file, output=options.output)
     rejudged = rejudge(load(options.file), load_matrix(settings.matrix) if settings.matrix else None, options.checks)
-    if options.output is not None:
-        write(rejudged.report, options.output)
     if options.as_json:
         click.echo(encode(rejudged.report), nl=False)
     elif settings.quiet:
@@ -112,7 +110,10 @@ def judge(options: ReportJudgeOptions, settings: Settings) -> int:
             click.echo(printable(f"unchanged, because no check has this name today: {', '.join(rejudged.unknown)}"))
         out = console(width=terminal.width(), highlight=False)
         terminal.show(rejudged.report, out, verbose=settings.verbose)
-    return rejudged.report.verdict.exit_code
+    code = rejudged.report.verdict.exit_code
+    if options.output is not None:
+        report_output.deliver(options.output, encode(rejudged.report), code)
+    return code
 
 
 # The struct of each document.
