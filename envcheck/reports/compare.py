@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
 
@@ -80,13 +81,13 @@ def compare(before: RunReport, after: RunReport, floor: float | None = None) -> 
     old, new = ({o.id: o for o in report.outcomes} for report in (before, after))
     both = [identity for identity in old if identity in new]
     least = floor if floor is not None else FLOOR["gpu" if before.mode == after.mode == "gpu" else "cpu"]
-    alike = both if before.mode == after.mode else []
+    alike = both if before.mode == after.mode and not _other_models(before, after) else []
     shifts = [change for identity in alike for change in _shifts(old[identity], new[identity], least)]
     never = [old[i] for i in phrases.unfinished(after) if i in old and old[i].status == "pass"]
     lost = [ReportChange("status", o.id, f"pass: {o.summary}", "never ran", worse=True) for o in never]
     changes = [
         *_gpu_changes(before, after),
-        *(_status(old[i], new[i]) for i in both if old[i].status != new[i].status),
+        *(_status(old[i], new[i], _apart(before, after)) for i in both if old[i].status != new[i].status),
         *lost,
         *(change for change in shifts if change is not None),
         *_facts(before, after),
@@ -101,6 +102,8 @@ def _notes(
         yield f"two machines: {before.host.name} and {after.host.name}"
     if before.mode != after.mode:
         yield f"one ran on {before.mode}, the other on {after.mode}: no speed was compared"
+    elif _other_models(before, after):
+        yield f"one ran on {_models(before)}, the other on {_models(after)}: no speed was compared"
     yield from (
         f"the {n} run was cut short" for n, report in (("first", before), ("second", after)) if not report.ended
     )
@@ -120,8 +123,32 @@ def _gpu_changes(before: RunReport, after: RunReport) -> Iterator[ReportChange]:
         yield from (ReportChange("gpu", "GPU", "not there", "there", uuid) for uuid in new if uuid not in old)
 
 
-def _status(old: OutcomeRow, new: OutcomeRow) -> ReportChange:
-    worse = _WORSE.index(new.status) > _WORSE.index(old.status)
+def _gpu_names(report: RunReport) -> Counter[str]:
+    return Counter(str(device["name"]) for device in phrases.devices(report.environment) if device.get("name"))
+
+
+def _models(report: RunReport) -> str | None:
+    return ", ".join(f"{count} x {name}" for name, count in sorted(_gpu_names(report).items())) or None
+
+
+def _other_models(before: RunReport, after: RunReport) -> bool:
+    old, new = (set(_gpu_names(report)) for report in (before, after))
+    return bool(old and new) and old != new
+
+
+def _apart(before: RunReport, after: RunReport) -> set[tuple[str, str]]:
+    """Return the changes of status that say nothing, as a check skips by the mode and the number of its ranks.
+
+    With fewer GPUs than before, a pass that is a skip now is worse all the same: they may be lost.
+    """
+    old, new = ((r.mode, len(phrases.devices(r.environment)), r.plan.nproc) for r in (before, after))
+    if old == new or (old[0] == "gpu" and old[:2] == new[:2]):
+        return set()
+    return {("skip", "pass")} | ({("pass", "skip")} if old[1] <= new[1] else set())
+
+
+def _status(old: OutcomeRow, new: OutcomeRow, apart: set[tuple[str, str]]) -> ReportChange:
+    worse = _WORSE.index(new.status) > _WORSE.index(old.status) if (old.status, new.status) not in apart else None
     return ReportChange("status", old.id, f"{old.status}: {old.summary}", f"{new.status}: {new.summary}", worse=worse)
 
 
@@ -164,6 +191,7 @@ def _facts(before: RunReport, after: RunReport) -> Iterator[ReportChange]:
             "envcheck": report.tool,
             "target": report.target.name,
             "image": report.target.image_id,
+            "GPUs": _models(report),
             **{name: report.environment.get(name) for name in _FACTS},
             **{name: report.snapshot.signal(name).value for name in _SIGNALS},
         }

@@ -121,6 +121,21 @@ def test_a_cpu_run_is_not_held_against_a_gpu_run(report: MakeReport) -> None:
     assert "no speed was compared" in actual.notes[0]
 
 
+def test_speeds_of_other_gpu_models_are_not_compared() -> None:
+    actual = compare(load(REPORTS / "h100x1.json"), load(REPORTS / "h200x1.json"))
+    assert [change for change in actual.changes if change.kind == "speed"] == []
+    assert ("1 x NVIDIA H100 80GB HBM3", "1 x NVIDIA H200") in [(c.before, c.after) for c in actual.changes]
+    assert "one ran on 1 x NVIDIA H100 80GB HBM3, the other on 1 x NVIDIA H200: no speed was compared" in actual.notes
+
+
+@each(("before", "after", "worse"), [("cpu", "h100x1", None), ("h100x1", "cpu", True)])
+def test_a_skip_for_other_ranks_is_no_regression_unless_gpus_went(before: str, after: str, worse: object) -> None:
+    actual = compare(load(REPORTS / f"{before}.json"), load(REPORTS / f"{after}.json"))
+    skipped = {c.worse for c in actual.changes if c.before.startswith("pass") and c.after.startswith("skip")}
+    assert skipped == {worse}
+    assert {c.worse for c in actual.changes if c.before.startswith("skip") and c.after.startswith("pass")} <= {None}
+
+
 def test_it_is_read_at_80_columns_and_by_programs(report: MakeReport) -> None:
     before = report(gpus({f"GPU-{i}" + "0" * 36: 700.0 for i in range(3)}), row("x", "pass"))
     after = report(
