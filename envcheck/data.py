@@ -18,12 +18,12 @@ def data_path(name: str) -> Path:
     return packed if packed.exists() else _PACKAGE.parent / name
 
 
-def own_images() -> Path:
+def own_images(instead: str = "--images DIR") -> Path:
     """Return the images/ that may be written: the checkout's. An installed package's own data is left as it is."""
     if (_PACKAGE / "_data").exists():
         refuse(
             "this envcheck is installed, its images/ are not yours to change",
-            "give --images DIR, or work in a checkout",
+            f"give {instead}, or work in a checkout",
         )
     return data_path("images")
 

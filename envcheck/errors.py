@@ -49,6 +49,9 @@ def all_of(*calls: Callable[[], Any]) -> list[Any]:
             results.append(call())
         except ConfigError as error:  # noqa: PERF203 (calls are few)
             wrong.append(error)
+        except EnvcheckError:
+            refuse_all(wrong)  # what was typed is wrong, whether or not an engine answers
+            raise
     refuse_all(wrong)
     return results
 

@@ -113,7 +113,9 @@ class _WithUnit(click.ParamType[float]):
         unit = match[2] if match else ""
         factor = self.units.get(unit.upper().removesuffix("B") if self.any_case else unit, -1)
         number = float(match[1]) * factor if match else -1.0
-        if number < 0 or (number == 0 and not self._zero):
+        if number == 0 and not self._zero:
+            self.fail(f"{value!r} must be more than 0", param, ctx)
+        if number < 0:
             self.fail(f"{value!r} is not a {self.name}: write {self.wanted}", param, ctx)
         return number
 

@@ -147,7 +147,10 @@ def write(report: RunReport, path: Path) -> None:
 def load(path: Path) -> RunReport:
     """Return a report from a file. Raise ConfigError, naming the field, if the file is not a report."""
     try:
-        return msgspec.json.decode(safe_files.read_whole(path, most=128 << 20), type=RunReport)
+        content = safe_files.read_whole(path, most=128 << 20)
+        if not content.strip():
+            refuse(f"{path} is empty", _FIX)
+        return msgspec.json.decode(content, type=RunReport)
     except OSError as error:
         refuse(f"cannot read {path}: {error.strerror}", _FIX)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

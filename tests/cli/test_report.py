@@ -72,6 +72,7 @@ def test_a_form_is_printed_or_written(run: Envcheck, saved: Callable[..., Path],
     [
         (["none.json", "--format", "junit"], "cannot read none.json"),
         (["bad.json", "--format", "junit"], "bad.json is not a report"),
+        (["empty.json", "--format", "junit"], "empty.json is empty"),
         (["r.json", "--format", "pdf"], "'pdf'"),
         (["r.json", "--format", "junit", "--output", "no/such/j.xml"], "no/such"),
     ],
@@ -81,6 +82,7 @@ def test_what_is_wrong_is_one_line(
 ) -> None:
     saved("r.json", GOOD)
     (tmp_path / "bad.json").write_text("{}")
+    (tmp_path / "empty.json").touch()
     done = run("report", "convert", *argv)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert message in done.stderr

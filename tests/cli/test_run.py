@@ -374,7 +374,8 @@ def test_a_repeated_run_shows_its_spread_and_what_it_took(run: Envcheck, add: Ad
         (["--checks", "."], "/cwd contains no check; put files into its node/ and env/"),
         (["--budget", "60s", "--repeat", "2"], "envcheck: --budget and --repeat exclude each other; give one of them"),
         (["--redact", "--resume"], "envcheck: --redact and --resume exclude each other; give one of them"),
-        (["--budget", "0s"], "envcheck: Invalid value for '--budget': '0s' is not a time: write 90s, 10m, 2h or 1d"),
+        (["--budget", "0s"], "envcheck: Invalid value for '--budget': '0s' must be more than 0"),
+        (["--image", "none", "--only", "nope"], "envcheck: no check is named nope; did you mean nouveau"),
         (["--timeout", "nan"], "envcheck: Invalid value for '--timeout': 'nan' is not a number"),
     ],
 )

@@ -137,11 +137,12 @@ def render(options: RenderImagesOptions, settings: Settings) -> int:
         refuse("--mirror and --output go together", "give both for a build context, or neither for images/")
     exclusive(check=options.check, output=output)
     shipped = options.check or output is not None
-    directory = options.images_dir or (data_path("images") if shipped else own_images())
     matrix = load(settings.matrix)
+    cells = select(matrix, options.selectors)
+    directory = options.images_dir or (data_path("images") if shipped else own_images("--mirror none -o DIR"))
     specs = [
         spec
-        for cell in select(matrix, options.selectors)
+        for cell in cells
         for arch in matrix.archs(cell)
         for spec in load_specs(matrix, cell, images_dir=directory, arch=arch)
     ]

@@ -41,7 +41,9 @@ class ReportConvertOptions(ReportShowOptions):
 class ReportCompareOptions(JsonOption):
     before: _Report
     after: _Report
-    threshold: Annotated[float | None, Option("Least change that counts [0.05].", type=FiniteRange(0, 1))] = None
+    threshold: Annotated[float | None, Option("Least change that counts [0.05, CPU: 0.3].", type=FiniteRange(0, 1))] = (
+        None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
