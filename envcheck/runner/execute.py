@@ -280,12 +280,8 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
             elif event["event"] == "foreign":
                 said = "the results of this run hold a line that is none of its worker's, and was skipped"
                 fix = "look at what the image or Python starts with: something else writes there; run installed-files"
-                told: dict[str, Any] = {
-                    "summary": f"{said}: {event['what']}",
-                    "remedy": fix,
-                    "code": "worker.foreign-event",
-                }
-                run.current[_EVENTS] = OutcomeRow(id=_EVENTS, kind="env", status="error", **told)
+                foreign = OutcomeRow(id=_EVENTS, kind="env", status="error", summary=f"{said}: {event['what']}")
+                run.current[_EVENTS] = structs.replace(foreign, remedy=fix, code="worker.foreign-event")
             elif event["event"] in worker_session.LAST:
                 run.report, run.environment = None, run.environment or {"error": event["why"]}
             if run.asked.plan.repeated or not run.snapshot.taken:

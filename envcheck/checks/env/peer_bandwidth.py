@@ -21,6 +21,7 @@ CHECK = checks.Check(
     timeout=120.0,
     gpus=2,
     performance=True,
+    limits=("peer-over-switches",),
 )
 
 SIZE = 512 * gpu_speed.MIB
