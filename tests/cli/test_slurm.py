@@ -50,6 +50,7 @@ SCRIPT = Path(__file__).parents[1] / "data/slurm-nodes.sh"
 DOCS = Path(__file__).parents[2] / "docs/fleet.md"
 # This envcheck, also where the working directory is another one.
 ENVCHECK, SOURCE = [sys.executable, "-m", "envcheck"], {"PYTHONPATH": str(Path(envcheck.__file__).parents[1])}
+ENDED = "JobState=(COMPLETED|FAILED|TIMEOUT|NODE_FAIL|CANCELLED|OUT_OF_MEMORY)"
 RUN = ["run", "--python", sys.executable, "--level", "static"]
 
 
@@ -171,7 +172,7 @@ def batch(environment: dict[str, str], at: Path, script: str) -> tuple[str, str]
     """Run a job to its end; return what Slurm says of it, and its output. `sbatch --wait` looks every ten seconds."""
     job = slurm(environment, "sbatch", "--parsable", "-o", str(at / "out"), str(at / script)).stdout.strip()
     show = ["scontrol", "show", "job", job]
-    until(lambda: re.search("JobState=(COMPLETED|FAILED)", slurm(environment, *show).stdout) is not None, at, 250)
+    until(lambda: re.search(ENDED, slurm(environment, *show).stdout) is not None, at, 250)
     return slurm(environment, *show).stdout, (at / "out").read_text()
 
 
@@ -368,7 +369,7 @@ def test_pairs_names_the_node_whose_rank_dies_and_the_one_that_is_down(
     try:
         python = sabotaged(tmp_path, torch_python, "n4")
         # srun itself waits for a node that is down, each time until the test's time is over.
-        verdict = pairs(cluster, tmp_path, "n[1-4]", python, "collectives", SLURM_IMMEDIATE="5")
+        verdict = pairs(cluster, tmp_path, "n[1-4]", python, "collectives", SLURM_IMMEDIATE="10")
     finally:
         slurm(cluster, "scontrol", "update", "nodename=n3", "state=resume")
     assert (verdict["exit_code"], verdict["blame"], verdict["good"]) == (3, [], "n[1-2]"), verdict
