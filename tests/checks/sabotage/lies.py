@@ -144,12 +144,6 @@ def checkpoint_loses_a_buffer(torch: Any, _check: Any) -> None:
     torch.save = lying
 
 
-@lie("checkpoint")
-def checkpoint_random_again(torch: Any, _check: Any) -> None:
-    # The random generator's state is not restored, so that dropout goes other ways.
-    torch.set_rng_state = torch.cuda.set_rng_state = lambda *_arguments: None
-
-
 @lie("collective_bandwidth", rank=1)
 def chunks_swapped(torch: Any, _check: Any) -> None:
     # Two chunks of an all-to-all arrive in each other's place; the time it took is an honest one.
@@ -307,12 +301,6 @@ def nan_gradient(torch: Any, check: Any) -> None:
 
 
 @lie("ddp")
-def no_sync_sends(torch: Any, _check: Any) -> None:
-    # A no_sync that does nothing: every micro-batch costs a collective.
-    torch.nn.parallel.DistributedDataParallel.no_sync = lambda _model: contextlib.nullcontext()
-
-
-@lie("ddp")
 def no_sync_stays(torch: Any, _check: Any) -> None:
     # The last micro-batch is under no_sync too: every rank steps with its own gradients.
 
@@ -321,21 +309,6 @@ def no_sync_stays(torch: Any, _check: Any) -> None:
         return contextlib.nullcontext()
 
     torch.nn.parallel.DistributedDataParallel.no_sync = stays
-
-
-@lie("ddp")
-def not_averaged(torch: Any, _check: Any) -> None:
-    # DDP is bypassed: each rank trains on its own data alone, with equal weights to begin with.
-
-    def bypassed(module: Any, **_options: Any) -> Any:
-        with torch.no_grad():
-            for parameter in module.parameters():
-                parameter.fill_(0.01)
-        # What DDP offers besides: not registered, as a module that is its own part has no end.
-        vars(module).update(module=module, no_sync=contextlib.nullcontext, register_comm_hook=lambda *_: None)
-        return module
-
-    torch.nn.parallel.DistributedDataParallel = bypassed
 
 
 @lie("checkpoint")
