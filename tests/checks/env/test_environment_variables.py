@@ -137,10 +137,11 @@ def test_a_value_that_names_what_is_not_there_is_a_warning(
 def test_a_list_of_cards_is_judged_where_nccl_reads_it(
     node: Node, cards: list[str], others: dict[str, str], status: str
 ) -> None:
-    entry = {"variables": {"NCCL_IB_HCA": "=mlxl5_0", **others}, "preload": [], "modules": [], "cores": 4}
-    outcome = environment_variables.judge(node("h100x8"), [{**entry, "cards": cards}])
+    set_here = {"NCCL_IB_HCA": "=mlxl5_0", **others}
+    entry = {"variables": set_here, "preload": [], "modules": [], "cores": 4, "cards": cards}
+    outcome = environment_variables.judge(node("h100x8"), [entry])
     assert (outcome.status, "no RDMA card" in outcome.summary) == (status, status == WARN)
-    off = {**entry, "variables": {**entry["variables"], "NCCL_IB_DISABLE": "1"}, "cards": cards}
+    off = {**entry, "variables": {**set_here, "NCCL_IB_DISABLE": "1"}}
     assert environment_variables.judge(node("h100x8"), [off]).culprit == "NCCL_IB_DISABLE"
 
 
