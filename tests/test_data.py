@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from envcheck import data
+from envcheck.cli import Settings
+from envcheck.cli.commands import cells
 from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles import model
 
@@ -29,7 +31,12 @@ def test_an_installed_package_uses_its_copies_and_leaves_them_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "_data/images").mkdir(parents=True)
+    matrix = data.data_path("matrix.yaml")
     monkeypatch.setattr(data, "_PACKAGE", tmp_path)
     assert data.data_path("images") == tmp_path / "_data/images"
     with pytest.raises(ConfigError, match="--images DIR"):
         data.own_images()
+    # A name that is no cell is told first.
+    for cell, told in (("torch2.13.0-cpu-py31", "did you mean|no cell"), ("torch2.13.0-cpu-py311", "give .* -o DIR")):
+        with pytest.raises(ConfigError, match=told):
+            cells.render.main([cell], standalone_mode=False, obj=Settings(matrix=matrix, verbose=False, quiet=True))
