@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import re
+import site
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,30 +31,36 @@ NCCL = re.compile(r"nvidia-nccl-cu\d\d")
 FAMILY = re.compile(r"(torch|torchvision|torchaudio|triton) ")
 _SHOWN = 3
 
+_Packages = dict[str, importlib.metadata.Distribution]
+
 
 def measure(rank: Rank) -> Measured:
     """Return what is required and is not there, or is there in a version that is refused."""
     reader = _reader()
-    installed, shadowed = _installed()
-    left = _left(installed)
-    if reader is None:
-        return {"rank": rank.rank, "packages": len(installed), "reader": None, "shadowed": shadowed, "left": left}
-    broken = [
-        f"{dist.metadata['Name']} {dist.version} {problem}"
-        for dist in installed.values()
-        for text in dist.requires or []
-        for problem in [_problem(reader, text, installed)]
-        if problem
-    ]
-    broken += _undeclared()
+    installed, hidden, shadowed = _installed()
+    broken, behind = _broken(reader, installed, hidden) if reader else ([], set())
     return {
         "rank": rank.rank,
         "packages": len(installed),
-        "reader": reader.__name__.split(".")[0],
-        "broken": sorted(broken),
+        "reader": reader and reader.__name__.split(".")[0],
+        "broken": sorted([*broken, *_undeclared()]),
+        "behind": sorted(behind),
         "shadowed": shadowed,
-        "left": left,
+        "left": _left(installed),
     }
+
+
+def _broken(reader: Any, installed: _Packages, hidden: _Packages) -> tuple[list[str], set[str]]:
+    """Return what is required and not met, and which hidden packages would meet it."""
+    broken, behind = [], set()
+    for dist in installed.values():
+        for text in dist.requires or []:
+            problem, named = _problem(reader, text, installed), re.match(r"[\w.-]+", text.strip())
+            broken += [f"{dist.metadata['Name']} {dist.version} {problem}"] if problem else []
+            name = package_files.key(named[0]) if problem and named else ""
+            if name in hidden and not _problem(reader, text, hidden):
+                behind.add(f"{name} {hidden[name].version}, hidden by {installed[name].version}")
+    return broken, behind
 
 
 def _undeclared() -> list[str]:
@@ -66,7 +73,7 @@ def _undeclared() -> list[str]:
     return ["torchrun needs importlib_metadata, which is not installed (pytorch/pytorch#163946)"] if absent else []
 
 
-def _left(installed: dict[str, importlib.metadata.Distribution]) -> list[str]:
+def _left(installed: _Packages) -> list[str]:
     """Return torch's companions that no other package names, in any extra of its own."""
     others = [dist for name, dist in installed.items() if not COMPANION.fullmatch(name)]
     named = [re.match(r"[\w.-]+", text.strip()) for dist in others for text in dist.requires or []]
@@ -74,15 +81,19 @@ def _left(installed: dict[str, importlib.metadata.Distribution]) -> list[str]:
     return sorted(name for name in installed if COMPANION.fullmatch(name) and name not in needed)
 
 
-def _installed() -> tuple[dict[str, importlib.metadata.Distribution], list[str]]:
-    installed: dict[str, importlib.metadata.Distribution] = {}
+def _installed() -> tuple[_Packages, _Packages, list[str]]:
+    """Return what Python imports, what a copy in ~/.local hides of it, and all that is hidden, in words."""
+    installed: _Packages = {}
+    hidden: _Packages = {}
     shadowed = set()
     for dist in importlib.metadata.distributions():
         name = dist.metadata["Name"]
         first = installed.setdefault(package_files.key(name), dist) if name else dist
         if first.version != dist.version:
             shadowed.add(f"{name} {dist.version}, hidden by {first.version}")
-    return installed, sorted(shadowed)
+            if str(first.locate_file("")).startswith(site.getusersitepackages()):
+                hidden.setdefault(package_files.key(name), dist)
+    return installed, hidden, sorted(shadowed)
 
 
 def _reader() -> Any:
@@ -92,7 +103,7 @@ def _reader() -> Any:
     return None
 
 
-def _problem(reader: Any, text: str, installed: dict[str, importlib.metadata.Distribution]) -> str | None:
+def _problem(reader: Any, text: str, installed: _Packages) -> str | None:
     try:
         requirement = reader.Requirement(text)
     except reader.InvalidRequirement:
@@ -126,17 +137,17 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 def _conflicts(entry: Measured) -> Outcome:
     if not process_group.counts(entry.get("packages")) or not entry["packages"]:
         return undecided("no installed package was found", code="requirements.no-packages")
-    if not isinstance(entry.get("reader"), str):
+    broken = entry.get("broken")
+    if not broken and not isinstance(entry.get("reader"), str):
         text = "nothing in this environment reads requirements (packaging, pip, setuptools)"
         return skipped(text, code="requirements.no-reader")
-    broken = entry.get("broken")
     if not isinstance(broken, list):
         return undecided("the requirements were not read", code="requirements.unmeasured")
     shadowed = entry.get("shadowed") or []
     if broken:
         text = "; ".join(broken[:_SHOWN]) + (f"; {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else "")
         fix = "install what is named, or build the environment again from its lock"
-        behind = [one for one in shadowed if any(f" needs {one.split()[0]}".lower() in row.lower() for row in broken)]
+        behind = entry.get("behind")
         if behind:  # ~/.local before a conda environment: spinalcordtoolbox/spinalcordtoolbox#3067
             fix = f"{behind[0]}: uninstall what hides it, or leave ~/.local out (PYTHONNOUSERSITE=1); {fix}"
         verdict = failed if any(FAMILY.match(line) for line in broken) else warned

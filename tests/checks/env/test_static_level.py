@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import site
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -322,6 +323,28 @@ def test_of_two_versions_of_a_package_the_one_that_python_imports_counts(
     assert "torch 1.13 needs gone, which is not installed" in outcome.summary
 
 
+@each(
+    "where, needs, word",
+    [
+        ("first", "sympy>=1.13", "sympy 1.14, hidden by 1.12: uninstall what hides it"),
+        ("first", "sympy>=1.15", ""),
+        ("first", "sympy-plot", ""),
+        ("none", "sympy>=1.13", ""),
+    ],
+)
+def test_only_a_fitting_version_that_the_users_own_site_hides_is_a_remedy(
+    cpu: View, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, needs: str, word: str
+) -> None:
+    first, second = (tmp_path / f"{name}{len([*tmp_path.iterdir()])}" for name in ("first", "second"))
+    package(first, "sympy", "1.12")
+    package(second, "sympy", "1.14")
+    package(second, "torch", "2.8", needs)
+    monkeypatch.setattr(site, "getusersitepackages", lambda: str({"first": first}.get(where)))
+    outcome = requirements.judge(cpu, [measured_in(monkeypatch, first, second)])
+    assert (outcome.status, "hidden by" in outcome.remedy) == (FAIL, bool(word)), outcome
+    assert word in outcome.remedy
+
+
 def test_what_torchrun_needs_and_no_metadata_asks_for_is_a_warning(
     cpu: View, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,9 +360,12 @@ def test_what_torchrun_needs_and_no_metadata_asks_for_is_a_warning(
             here.setattr(importlib.util, "find_spec", found.get)
             here.setattr(sys, "version_info", version)
             measured = measured_in(monkeypatch, tmp_path)
+            here.setattr(requirements, "READERS", ())
+            unread = measured_in(monkeypatch, tmp_path)
         outcome = requirements.judge(cpu, [measured])
         assert outcome.status == status, (version, outcome)
         assert status == PASS or "torchrun needs importlib_metadata" in outcome.summary
+        assert requirements.judge(cpu, [unread]).status == (SKIP if status == PASS else WARN)
 
 
 def test_the_copy_of_packaging_that_pip_has_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
