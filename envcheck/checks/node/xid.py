@@ -162,7 +162,9 @@ def _driver_finding(view: View, failure: dict[str, Any]) -> Outcome:
     # A GPU that answers NVML got over what is passing.
     over = "mild" in row or ("passing" in row and all(_answers(view, gpu) for gpu in below or [bus]))
     verdict = warned if over or age > RECENT else failed
-    where = f"{row['means']} on {bus or 'an address that the log does not name'}"
+    where = row["means"] + (
+        "" if "node" in row and not bus else f" on {bus or 'an address that the log does not name'}"
+    )
     where += f", the bridge above {' and '.join(below)}" if below else ""
     text, culprit = ", ".join([where, *_often(count(failure)), ago(age)]), place(view, bus) if bus else ""
     about: dict[str, Any] = {"value": count(failure), "limit": _LIMIT, "code": f"xid.{kind}", "culprit": culprit}
