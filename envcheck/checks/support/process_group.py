@@ -31,6 +31,10 @@ _GLOO_LACKS = re.compile(
     r"|cannot use ReduceOp\.\w+ with gloo|^invalid scalar type",
     re.IGNORECASE,
 )
+# What torch imports whose package has the name of its module; that of yaml, distutils or cv2 has another, or is none.
+_INSTALLED_BY_NAME = (
+    "importlib_metadata|numpy|packaging|typing_extensions|sympy|networkx|jinja2|fsspec|filelock|setuptools"
+)
 _QUOTED = 300
 
 Problem = Optional[Outcome]
@@ -227,7 +231,7 @@ def remedy(raised: object, otherwise: str) -> str:
 
     A part of a package, or a private module, is not there because what it belongs to is broken.
     """
-    absent = re.search(r"No module named '(?!(?:torch|envcheck)')([A-Za-z]\w*)'", str(raised))
+    absent = re.search(rf"No module named '({_INSTALLED_BY_NAME})'", str(raised))
     return f"pip install {absent[1]}" if absent else otherwise
 
 

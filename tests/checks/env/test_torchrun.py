@@ -59,7 +59,7 @@ def test_a_module_that_torch_does_not_ask_for_is_named_to_install(cpu: View) -> 
     absent = "ModuleNotFoundError: No module named 'importlib_metadata'"
     outcome = torchrun.judge(cpu, entry({**SOUND, "joined": None}, code=1, raised=absent))
     assert {finding.remedy for finding in outcome.findings} == {"pip install importlib_metadata"}
-    for broken in ("numpy._core", "_lzma", "envcheck.checks.x", "envcheck", "torch", "torch._C"):
+    for broken in ("numpy._core", "_lzma", "envcheck.checks.x", "envcheck", "torch", "torch._C", "yaml"):
         assert process_group.remedy(f"ModuleNotFoundError: No module named '{broken}'", "other") == "other", broken
 
 
