@@ -288,7 +288,12 @@ def test_the_active_python(tmp_path: Path) -> None:
     make(tmp_path / "free" / "bin" / "python3.13t")
     (tmp_path / "free" / "bin" / "python").symlink_to("python3.13t")
     assert this_machine.active_python({**path, "CONDA_PREFIX": str(tmp_path / "free")}) == "3.13t"
-    assert this_machine.active_python({"PATH": ""}) == f"3.{sys.version_info.minor}"
+    make(tmp_path / "shim" / "bin" / "python", "#!/bin/sh\necho python3.9t\n")
+    assert this_machine.active_python({**path, "VIRTUAL_ENV": str(tmp_path / "shim")}) == "3.9t"
+    make(tmp_path / "shim" / "bin" / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    own = f"3.{sys.version_info.minor}"
+    assert this_machine.active_python({**path, "VIRTUAL_ENV": str(tmp_path / "shim")}) == own
+    assert this_machine.active_python({"PATH": ""}) == own
 
 
 @each(

@@ -240,7 +240,7 @@ def test_what_only_surprises_is_no_failure(tmp_path: Path) -> None:
     code, out = run("resolve", "--from", str(tmp_path / "requirements.txt"))
     assert (code, out.splitlines()[-1]) == (
         0,
-        f"{tmp_path}/requirements.txt: 1 requirements and 0 images read: 1 outdated",
+        f"{tmp_path}/requirements.txt: 1 requirement and 0 images read: 1 outdated",
     )
 
 
@@ -250,6 +250,8 @@ def test_what_only_surprises_is_no_failure(tmp_path: Path) -> None:
         # Poetry's, Pipenv's and Pixi's locks are none of the formats (python-poetry/poetry#6710, prefix-dev/pixi#2398).
         ("poetry.lock", 'name = "torch"\nversion = "2.8.0+cu121"\n', "names torch, but nothing in it was read"),
         ("setup.py", 'from setuptools import setup\nsetup(install_requires=["torch"])\n', "names torch, but nothing"),
+        ("Pipfile", '[packages]\ntorch = "*"\n', "names torch, but nothing"),
+        ("pixi.toml", '[dependencies]\npytorch-gpu = ">=2.6"\n', "names torch, but nothing"),
         ("requirements.txt", "torch==2.8.0\n" * 5001, "more than 5,000 requirements"),
     ],
 )
@@ -259,6 +261,30 @@ def test_what_cannot_be_read_or_is_too_much_is_refused(tmp_path: Path, name: str
         CliRunner().invoke(
             cli, ["resolve", "--from", str(tmp_path / name)], catch_exceptions=False, standalone_mode=False
         )
+
+
+@each(
+    ("name", "text"),
+    [
+        ("requirements.txt", "# torch comes from the base image\n-r base.txt\n"),
+        ("run.sh", "exec python -m torch.distributed.run train.py\n"),
+        ("train.py", "import torch\n"),
+        ("test_train.py", 'try:\n    torch = import_module("torch")\nexcept ImportError:\n    torch = None\n'),
+        ("pyproject.toml", '[project]\ndescription = "models in torch"\ndependencies = []\n'),
+        ("environment.yml", "dependencies:\n- pip:\n  - --extra-index-url https://download.pytorch.org/whl/cu121\n"),
+    ],
+)
+def test_a_file_that_only_speaks_of_torch_is_sound(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    says = f"{tmp_path}/{name}: 0 requirements and 0 images read: nothing to judge\n"
+    assert run("resolve", "--from", str(tmp_path / name)) == (0, says)
+
+
+def test_a_name_gives_the_terminal_no_orders(tmp_path: Path) -> None:
+    (tmp_path / "a\x1b[2Jrequirements.txt").write_text("torch==2.8.0+cu121\n")
+    for words in (["resolve", "--from"], ["mirror", "doctor"]):
+        code, out = run(*words, str(tmp_path / "a\x1b[2Jrequirements.txt"))
+        assert (code, f"{tmp_path}/arequirements.txt:1: " in out, "\x1b[2J" in out) == (1, True, False)
 
 
 def test_what_nobody_has_read_is_said_and_no_finding(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from envcheck import safe_files
 from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_FILE, Argument, JsonOption, Option, command_with
 from envcheck.cli.shared.process import print_answer, print_section, say, styled, wrapped
+from envcheck.counting import printable
 from envcheck.data import rendered, state_path
 from envcheck.errors import refuse
 from envcheck.mirrors import doctor
@@ -206,5 +207,5 @@ def told(findings: list[doctor.DoctorFinding], *, quiet: bool) -> Iterator[str]:
     """Yield the place of each finding, what is wrong, and what to write instead."""
     for finding in findings:
         place = finding.where if finding.where == "environment" else f"{finding.where}:{finding.line}"
-        yield f"{place}: {styled(finding.level, _COLOURS[finding.level])} {finding.id}"
+        yield f"{printable(place)}: {styled(finding.level, _COLOURS[finding.level])} {finding.id}"
         yield from [] if quiet else [wrapped(text, "    ", "    ") for text in (finding.what, f"fix: {finding.fix}")]

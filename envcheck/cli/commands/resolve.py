@@ -15,6 +15,7 @@ import msgspec
 from envcheck.cli import Settings
 from envcheck.cli.options import ARCHS, EXISTING_FILE, FILE, JsonOption, Option, ReleaseOptions, command_with
 from envcheck.cli.shared.process import print_answer, print_json, print_section, print_table, styled
+from envcheck.counting import counted, printable
 from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.matrix.facts.lookup import Facts, find_gpu
 from envcheck.matrix.facts.model import PYTORCH, HostArch, Matrix
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 
 _VERSION: Final = re.compile(r"^version(?:_info)?\s*=\s*(3\.\d+)", re.MULTILINE)
 _NAME: Final = re.compile(r"python(3\.\d+t?)")
+_TELL: Final = "import sys; print('python3.%d%s' % (sys.version_info[1], 't' * ('t' in sys.abiflags)))"
+# How formats that are not read write a requirement; what is called in code, import_module("torch"), is none.
+_UNREAD: Final = re.compile(
+    r"""(?im)(?<!\()["'](?:py)?torch(?:["']|\s*[\[=<>!~;])|^\s*(?:py)?torch(?:-[cg]pu)?\s*=\s*["'{]"""
+)
 _COLOURS: Final = {"ok": "green", "driver-ok-via-minor-compat": "green", "forward-compat-required": "yellow"}
 _PLAIN: Final = {
     "ok": "the driver and the GPU are made for it, or it needs neither",
@@ -126,21 +132,21 @@ def _judge_file(path: Path, matrix: Matrix, query: Query, *, as_json: bool, quie
     from envcheck.images.pinned_files import read
     from envcheck.matrix.extensions import file as extensions
     from envcheck.matrix.pinned import not_on_record
-    from envcheck.mirrors.doctor import read_files
+    from envcheck.mirrors.doctor import PreparedDocument, read_files
 
     documents, errors = read_files([path])
     for error in errors:
         raise error
     file = read(documents[0])
-    if not file.pins and not file.bases and re.search(r"(?i)\b(?:py)?torch\b", documents[0].content):
+    if not file.pins and not file.bases and _UNREAD.search(PreparedDocument(documents[0]).code):
         formats = "a Dockerfile, a script, requirements, pyproject.toml, uv.lock or environment.yml"
         refuse(f"{path} names torch, but nothing in it was read as a requirement", f"give {formats}")
     findings = mirror.pinned(documents, matrix, query)
-    looked_at = f"{len(file.pins)} requirements and {len(file.bases)} images read"
+    looked_at = f"{counted(len(file.pins), 'requirement')} and {counted(len(file.bases), 'image')} read"
     unknown = not_on_record(matrix, extensions.load(), file)
     rest = f"; not on record, so not judged: {', '.join(unknown)}" if unknown else ""
     count = mirror.counted(findings) if file.pins or file.bases else "nothing to judge"
-    lines = [*mirror.told(findings, quiet=quiet), f"{path}: {looked_at}: {count}{rest}"]
+    lines = [*mirror.told(findings, quiet=quiet), f"{printable(str(path))}: {looked_at}: {count}{rest}"]
     answer = {"schema": "envcheck/pinned/1", "wanted": query, "findings": findings, "not_judged": unknown}
     print_answer(answer, lines, as_json=as_json)
     return 1 if any(finding.level == "unreal" for finding in findings) else 0
@@ -243,10 +249,11 @@ def _gpus(matrix: Matrix, query: Query, snapshot: "Snapshot", read: dict[str, st
 
 
 def active_python(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the version (3.12, 3.13t) of the Python that a run would validate, without starting it."""
+    """Return the version (3.12, 3.13t) of the Python that a run would validate; it starts only where no file tells."""
     from envcheck.runner.local_python import choose_python  # a question about another machine needs none
 
-    return _version_of(choose_python(None, environ).python) or f"3.{sys.version_info.minor}"
+    python = choose_python(None, environ).python
+    return _version_of(python) or _asked(python) or f"3.{sys.version_info.minor}"
 
 
 def _version_of(executable: Path) -> str | None:
@@ -258,6 +265,17 @@ def _version_of(executable: Path) -> str | None:
     except (OSError, UnicodeDecodeError):
         return None
     return version[1] if version else None
+
+
+def _asked(python: Path) -> str | None:
+    """Return what an interpreter says, where neither its name nor its environment does: a shim, or a script."""
+    from envcheck.node.subprocesses import output
+
+    try:
+        told = _NAME.fullmatch(output(python, "-S", "-c", _TELL, timeout=10).strip())
+    except OSError:
+        return None
+    return told[1] if told else None
 
 
 def show(
