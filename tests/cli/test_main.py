@@ -1,5 +1,7 @@
 """What every command has in common: help, one line for bad input, the exit code of its error."""
 
+import datetime as dt
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +15,7 @@ import pytest
 
 from envcheck.cli import cli
 from envcheck.cli.commands import resolve
-from envcheck.cli.shared.process import LONGEST_LINE, last_line, stopping
+from envcheck.cli.shared.process import LONGEST_LINE, last_line, print_json, stopping
 from envcheck.matrix.resolver.query import Query
 from tests.processes import ran
 
@@ -56,6 +58,11 @@ def test_a_verdict_stays_where_the_output_is_full(tmp_path: Path, output: str) -
         done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, cwd=tmp_path, check=False)
     assert done.returncode == 1
     assert (b"no space left" in done.stderr) == (output == "/dev/full")
+
+
+def test_a_path_that_is_not_utf_8_is_escaped_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"path": "out\udcff", "at": dt.datetime(2026, 1, 2, tzinfo=dt.timezone.utc)})
+    assert json.loads(capsys.readouterr().out) == {"path": "out\udcff", "at": "2026-01-02T00:00:00Z"}
 
 
 def test_inside_an_image_what_only_a_host_can_do_is_one_line(tmp_path: Path) -> None:

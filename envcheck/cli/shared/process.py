@@ -105,10 +105,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_json(document: Any) -> None:
-    """Print a document; bytes and times in it as msgspec writes them."""
+    """Print a document; bytes and times in it as msgspec writes them, a path that is not UTF-8 with escapes."""
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(document)))
+    try:
+        click.echo(msgspec.json.format(msgspec.json.encode(document)))
+    except UnicodeEncodeError:
+        import json
+
+        click.echo(json.dumps(msgspec.to_builtins(document, str_keys=True), indent=2))
 
 
 def print_answer(document: Any, lines: Iterable[str], *, as_json: bool) -> None:
