@@ -15,10 +15,12 @@ from click.shell_completion import BashComplete
 from click.testing import CliRunner, Result
 
 from envcheck.cli import cli, main
+from envcheck.cli.commands import images as images_commands
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, NothingLegalError
 from envcheck.images import lock_on_top, lock_with_uv
 from envcheck.images.lockfile import Lock, Pin, read_locks
+from envcheck.images.size import ImageSize
 from envcheck.images.spec import load_spec
 from envcheck.images.targets import SHARED_GROUPS
 from envcheck.matrix.facts.model import Cell, HostArch
@@ -364,3 +366,13 @@ def test_a_target_is_locked_for_another_architecture_on_top_of_its_own_locks(
     assert requests == [("train", "aarch64")]
     assert {name for name in after if after[name] != before[name]} == {"train.aarch64.lock"}
     assert before.keys() == after.keys()
+
+
+def test_the_sizes_as_json_fill_no_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images_commands, "_engine", lambda wanted: wanted)
+    measured = ImageSize(image="i", total=1_000_000, layers=[], packages={})
+    monkeypatch.setattr(images_commands, "measure", lambda _engine, _image: measured)
+    shown = CliRunner().invoke(cli, ["images", "size", "i"])
+    assert shown.output.startswith("total   1.0 MB in 0 layers\npackages, the 0 largest of 0\n"), shown.output
+    monkeypatch.delattr(images_commands, "rendered")
+    assert json.loads(CliRunner().invoke(cli, ["images", "size", "i", "--json"]).output)["total"] == 1_000_000

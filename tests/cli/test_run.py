@@ -393,6 +393,7 @@ def test_what_an_image_comes_without_is_not_needed_to_validate_it() -> None:
     program = f"import sys; sys.modules.update(dict.fromkeys({absent!r})); from envcheck.cli import main; main()"
     commands = [["run", "--dry-run"], ["checks"], ["schema", "report"], ["report", "judge", "none.json"]]
     commands += [["fleet", "gate", "--help"], ["resolve", "--json"], ["matrix", "show"]]
+    commands += [["mirror", "list"], ["mirror", "list", "--json"]]
     for words in commands:
         completed = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
         assert "inside an image" not in completed.stderr

@@ -21,7 +21,7 @@ from envcheck.cli.options import (
     complete_cells,
     exclusive,
 )
-from envcheck.cli.shared.process import note, print_answer, print_json, print_table, say
+from envcheck.cli.shared.process import note, print_json, print_table, say
 from envcheck.counting import counted
 from envcheck.data import data_path, rendered
 from envcheck.errors import ConfigError, NothingLegalError, UnavailableError, refuse
@@ -54,7 +54,7 @@ class ImagesListOptions(JsonOption):
     python: Annotated[str | None, Option("Only this Python version, e.g. 3.12.", metavar="X.Y")] = None
     cuda: Annotated[str | None, Option("--cuda", "--variant", "Only this CUDA.", metavar="X.Y|cuNNN|cpu")] = None
     platform: Annotated[
-        Literal["linux/amd64", "linux/arm64"] | None, Option("With --format: only this platform, not all.")
+        Literal["linux/amd64", "linux/arm64"] | None, Option("With --format: only this platform. [all, or linux/amd64]")
     ] = None
     repository: Annotated[str, Option("Repository of the tags, with --format: HOST/NAME.")] = REPOSITORY
     images_dir: ImagesDirectory = None
@@ -244,8 +244,10 @@ class ImageSizeOptions(JsonOption):
 def size(options: ImageSizeOptions, settings: Settings) -> None:
     """Print where the bytes of a local image are: its layers, and its largest Python packages."""
     measured = measure(_engine(options.engine), options.image)
-    text = rendered("printed/size.txt.j2", {"size": measured, "quiet": settings.quiet})
-    print_answer(measured, [text.rstrip("\n")], as_json=options.as_json)
+    if options.as_json:
+        print_json(measured)
+    else:
+        click.echo(rendered("printed/size.txt.j2", {"size": measured, "quiet": settings.quiet}).rstrip("\n"))
 
 
 def _engine(wanted: Literal["auto", "docker", "podman"] = "auto") -> engines.ContainerEngine:

@@ -34,12 +34,20 @@ if TYPE_CHECKING:
 def list_(options: JsonOption, _settings: Settings) -> None:
     """List the mirrors that `--mirror` takes by name."""
     mirrors = [{"name": name, **msgspec.to_builtins(preset)} for name, preset in presets().items()]
-    document = {"schema": "envcheck/mirrors/1", "chosen": model.read_choice(), "mirrors": mirrors}
+    chosen = model.read_choice()
+    document = {"schema": "envcheck/mirrors/1", "chosen": chosen, "mirrors": mirrors}
     rows = [("name", "seen", "for", "region"), *(_row(name, preset) for name, preset in presets().items())]
     # Of the column "seen" nothing is left where no mirror was seen.
     columns = "%-11s %.0s%-46s %s" if {row[1] for row in rows[1:]} == {"never"} else "%-11s %-11s %-46s %s"
-    text = rendered("printed/mirrors.txt.j2", {**document, "rows": rows, "columns": columns})
-    print_answer(document, [text.rstrip("\n")], as_json=options.as_json)
+    lines = [
+        f"chosen with `envcheck mirror use`: {chosen or 'none'}",
+        "none        the default of every client",
+        "host        this machine's own pip, uv, apt and CA configuration",
+        "user        the choice of `envcheck mirror use`; `none` without a choice\n",
+        *(columns % row for row in rows),
+        "\n`envcheck mirror show NAME` shows what a mirror sets, lacks and cannot do.",
+    ]
+    print_answer(document, lines, as_json=options.as_json)
 
 
 def _row(name: str, preset: Preset) -> tuple[str, str, str, str]:
