@@ -144,14 +144,6 @@ def checkpoint_loses_a_buffer(torch: Any, _check: Any) -> None:
     torch.save = lying
 
 
-@lie("collective_bandwidth", rank=1)
-def chunks_swapped(torch: Any, _check: Any) -> None:
-    # Two chunks of an all-to-all arrive in each other's place; the time it took is an honest one.
-    after_into(
-        torch.distributed, "all_to_all_single", lambda actual: swap(actual, 1 << 14) if len(actual) > 1 << 15 else None
-    )
-
-
 @lie("compiled")
 def compiles_nothing(torch: Any, _check: Any) -> None:
     # A torch.compile that hands the model back as it is.
@@ -231,20 +223,6 @@ def gather_misplaced(torch: Any, _check: Any) -> None:
 
 
 @lie("dataloader")
-def loader_hides_a_death(torch: Any, _check: Any) -> None:
-    # A loader that ends the epoch early when a worker has died, and calls that a success.
-    honest = torch.utils.data.DataLoader.__iter__
-
-    def lying(loader: Any) -> Any:
-        with contextlib.suppress(RuntimeError, OSError, EOFError):
-            yield from honest(loader)
-
-    handling = importlib.import_module("torch.utils.data._utils.signal_handling")
-    vars(handling)["_error_if_any_worker_fails"] = lambda: None
-    torch.utils.data.DataLoader.__iter__ = lying
-
-
-@lie("dataloader")
 def loader_reuses_pages(torch: Any, _check: Any) -> None:
     # A worker writes into a batch that it has sent already: one element of the third, before it is read.
     honest = torch.utils.data.DataLoader.__iter__
@@ -311,15 +289,6 @@ def no_sync_stays(torch: Any, _check: Any) -> None:
     torch.nn.parallel.DistributedDataParallel.no_sync = stays
 
 
-@lie("checkpoint")
-def optimizer_starts_afresh(torch: Any, _check: Any) -> None:
-    # AdamW's moments are lost on the way, and only its settings come back.
-    def halve(state: Any) -> None:
-        state["optimizer"]["state"][0]["exp_avg"].mul_(0.5)
-
-    after(torch, "load", halve)
-
-
 @lie("peer_to_peer", gpus=0)
 def peers_bring_nothing(torch: Any, check: Any) -> None:
     # The copy engine says that it is done, and nothing has arrived; a kernel's stores arrive.
@@ -383,18 +352,6 @@ def recv_flips_a_bit(torch: Any, _check: Any) -> None:
         return [*works[:-1], SimpleNamespace(wait=wait)]
 
     torch.distributed.batch_isend_irecv = lying
-
-
-@lie("collectives", rank=1)
-def scatter_forgets(torch: Any, _check: Any) -> None:
-    # A reduce-scatter that hands rank 1 its own share, as if nobody else had taken part.
-    honest = torch.distributed.reduce_scatter
-
-    def lying(output: Any, inputs: Any, **options: Any) -> None:
-        honest(output, inputs, **options)
-        output.copy_(inputs[1])
-
-    torch.distributed.reduce_scatter = lying
 
 
 @lie("fsdp", rank=1)
@@ -465,18 +422,6 @@ def sum_wrong_after(torch: Any, _check: Any) -> None:
     after_into(torch.distributed, "all_reduce", spoil)
 
 
-@lie("all_reduce", rank=0)
-def sum_wrong_before(torch: Any, _check: Any) -> None:
-    # Rank 0 sends one element wrong, so every rank gets it wrong.
-    honest = torch.distributed.all_reduce
-
-    def lying(tensor: Any, *arguments: Any) -> None:
-        tensor[7] += 1
-        honest(tensor, *arguments)
-
-    torch.distributed.all_reduce = lying
-
-
 def trainer_library(check: Any, change: Tell) -> None:
     """Change transformers once the check has made ready for its import."""
     after(check, "isolate", lambda _made: change(importlib.import_module("transformers"), check))
@@ -494,12 +439,3 @@ def trainer_computes_in_float32(torch: Any, _check: Any) -> None:
     # bf16=True that changes nothing.
     honest = torch.autocast
     torch.autocast = lambda *given, **options: honest(*given, **{**options, "enabled": False})
-
-
-@lie("trainer")
-def trainer_forgets_its_optimizer(_torch: Any, check: Any) -> None:
-    # A resume that brings back the weights alone.
-    def forget(library: Any, _check: Any) -> None:
-        setattr(library.Trainer, "_load_optimizer_and_scheduler", lambda _trainer, _checkpoint: None)  # noqa: B010 (private)
-
-    trainer_library(check, forget)
