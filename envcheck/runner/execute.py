@@ -29,6 +29,7 @@ from envcheck.runner.worker_session import RunPlan
 _FACTS: Final = ("python", "executable", "prefix", "torch", "cuda", "cudnn", "nccl", "start")
 _DRIVER: Final = ("driver.version", "driver.kernel")
 _PAUSE = 3.0
+_SHOWN = 5
 _SAME: Final = "same-environment"
 _EVENTS: Final = "worker-events"
 
@@ -87,8 +88,9 @@ class Run:
             ]
         )
         both = [*before.checks, *plan.checks]
-        odd = {c.id for c in both if c not in before.checks or c not in plan.checks}
-        found += [f"the checks differ by {', '.join(sorted(odd))}"] if odd else []
+        odd = sorted({c.id for c in both if c not in before.checks or c not in plan.checks})
+        more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
+        found += [f"the checks differ by {', '.join(odd[:_SHOWN])}{more}"] if odd else []
         if earlier.boot != self.boot or not self.boot:
             found.append("the machine was rebooted since, or it is another machine")
         _refuse(found, where)

@@ -77,7 +77,7 @@ def test_show_says_what_is_set_what_is_lacking_and_what_cannot_be_done(home: Pat
     text = run("show", str(home / "all.yaml")).output
     for row in (
         *("pypi        https://pypi.example/simple (simple)", "npm         https://npm.example"),
-        *("hf          endpoint: https://hf.example", "registries  docker.io: https://h.example, r.example"),
+        *("hf          endpoint: https://hf.example", "            docker.io: r.example\n"),
         *(
             "credentials npm.example: token_env: NPM_TOKEN",
             "--format sets it for pip, uv, hf, npm, buildkitd, daemon, registries, env\n",

@@ -153,7 +153,7 @@ def _rows(value: Any) -> list[str]:
     if isinstance(value, dict) and "url" in value:
         return [f"{value['url']} ({value['kind']})"]
     if isinstance(value, dict):
-        return [f"{key}: {', '.join(_rows(item))}" for key, item in value.items() if item]
+        return [f"{key}: {row}" for key, item in value.items() if item for row in _rows(item)]
     return [row for item in value for row in _rows(item)] if isinstance(value, list) else [str(value)]
 
 

@@ -238,16 +238,16 @@ def guard(argv: list[str]) -> int:
         plan["import_ended"] = import_trials.lost(status, directory / "worker.log", plan["import_timeout"])
         status = _watch_nursery(_start_nursery(directory, plan))
         process_tree.end_descendants(_LIMIT)
-    if status is None:
-        if plan["ours"]:
-            shutil.rmtree(directory, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                directory.parent.rmdir()
-        return 0
-    if status != 0:
+    if status:
         ended = {"signal": signal.Signals(-status).name} if status < 0 else {"code": status}
         Events(directory, plan["run"]).emit("died", **ended)
-    return min(abs(status), 1)
+    elif plan["ours"]:
+        # envcheck cuts the lifeline once it has read the end, or is killed before and removes nothing.
+        select.select([0], [], [], _LIMIT)
+        shutil.rmtree(directory, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            directory.parent.rmdir()
+    return min(abs(status or 0), 1)
 
 
 def _start_nursery(directory: Path, plan: dict[str, Any]) -> int:
