@@ -36,7 +36,7 @@ def test_an_installed_package_uses_its_copies_and_leaves_them_alone(
     assert data.data_path("images") == tmp_path / "_data/images"
     with pytest.raises(ConfigError, match="--images DIR"):
         data.own_images()
-    # A name that is no cell is told first.
+    # A misspelt cell is told before the rest.
     for cell, told in (("torch2.13.0-cpu-py31", "did you mean|no cell"), ("torch2.13.0-cpu-py311", "give .* -o DIR")):
         with pytest.raises(ConfigError, match=told):
             cells.render.main([cell], standalone_mode=False, obj=Settings(matrix=matrix, verbose=False, quiet=True))

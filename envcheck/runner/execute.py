@@ -280,7 +280,7 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
                 run.starting += time.monotonic() - begun
                 run.enter(event["facts"], reading.result())
             elif event["event"] == "foreign":
-                said = "the results of this run hold a line that is none of its worker's, and was skipped"
+                said = "the results of this run hold a line that its worker did not write; it was skipped"
                 fix = "look at what the image or Python starts with: something else writes there; run installed-files"
                 foreign = OutcomeRow(id=_EVENTS, kind="env", status="error", summary=f"{said}: {event['what']}")
                 run.current[_EVENTS] = structs.replace(foreign, remedy=fix, code="worker.foreign-event")

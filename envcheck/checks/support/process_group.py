@@ -31,7 +31,7 @@ _GLOO_LACKS = re.compile(
     r"|cannot use ReduceOp\.\w+ with gloo|^invalid scalar type",
     re.IGNORECASE,
 )
-# What torch imports whose package has the name of its module; that of yaml, distutils or cv2 has another, or is none.
+# Modules that torch imports and whose package has the same name. (The package of the module yaml is PyYAML.)
 _INSTALLED_BY_NAME = (
     "importlib_metadata|numpy|packaging|typing_extensions|sympy|networkx|jinja2|fsspec|filelock|setuptools"
 )

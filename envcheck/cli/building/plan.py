@@ -1,6 +1,6 @@
 """What a build comes to once its cell has locks: its targets, and what is installed on top of them.
 
-All is decided here, from the request, the facts and the locks. The steps of a build take the plan and nothing else.
+What comes on top is decided here, from the request, the facts and the locks, and said on standard error.
 """
 
 from collections.abc import Mapping, Sequence

@@ -50,7 +50,7 @@ from envcheck.mirrors.profiles.load import AUTO, load
 from envcheck.mirrors.profiles.model import Profile, has_userinfo, network_indexes, redacted
 from envcheck.safe_files import read_whole
 
-# Fetches what is asked for, and tells the result of each file.
+# A function that fetches the files and reports each one as it ends.
 _Fetch = Callable[[TransferOptions, Callable[[FetchedFile], None]], list[FetchedFile]]
 _GO_ON: Final = "run the same command to resume"
 

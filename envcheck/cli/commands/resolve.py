@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _VERSION: Final = re.compile(r"^version(?:_info)?\s*=\s*(3\.\d+)", re.MULTILINE)
 _NAME: Final = re.compile(r"python(3\.\d+t?)")
 _TELL: Final = "import sys; print('python3.%d%s' % (sys.version_info[1], 't' * ('t' in sys.abiflags)))"
-# How formats that are not read write a requirement; what is called in code, import_module("torch"), is none.
+# A requirement of torch as poetry.lock, Pipfile, pixi.toml and setup.py write it; import_module("torch") is not one.
 _UNREAD: Final = re.compile(
     r"""(?im)(?<!\()["'](?:py)?torch(?:["']|\s*[\[=<>!~;])|^\s*(?:py)?torch(?:-[cg]pu)?\s*=\s*["'{]"""
 )

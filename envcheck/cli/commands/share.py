@@ -83,23 +83,7 @@ class PublishOptions:
 
 @command_with(PublishOptions)
 def publish(options: PublishOptions, settings: Settings) -> int:
-    """Publish what a run of REF proved, beside the image in its registry.
-
-    REF is the image that was pushed: REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:.... The report goes beside exactly the
-    image that ran. A report that failed is published too: it revokes older proofs. One that is undetermined (exit 3) is
-    refused without --undetermined.
-    With --policy you learn at once whether `envcheck pull` believes the proof. --replace deletes older proofs of the
-    same GPUs, driver, cell and key that say nothing which this one does not; failed runs stay.
-
-    Names of hosts, users and paths become pseudonyms; GPU models, driver and counts stay.
-
-    \b
-    envcheck run --image REGISTRY/NAME@sha256:... --output report.json
-    envcheck publish REGISTRY/NAME@sha256:... --report report.json --key release
-
-    Exit 0: published; 1: a report proves nothing about this image, and nothing was published, or the proof does not
-    hold by --policy; 2: wrong usage; 3: the registry does not answer, or refuses.
-    """
+    """Publish what a run of REF proved, beside the image in its registry."""
     judge_by = None if options.policy is None else (_policy(options.policy), load_matrix(settings.matrix))
     key = _private_key(options.key) if options.key else None
     report, reference = load_report(options.report), parse_reference(options.reference)
@@ -172,16 +156,7 @@ class ProofOptions:
 
 @command_with(ProofOptions)
 def proof(options: ProofOptions, settings: Settings) -> int:
-    """List every proof beside REF: whether it holds for this node, and the reason if not.
-
-    Without --policy no key is trusted, so no proof holds; the list still shows each proof.
-
-    \b
-    envcheck proof REGISTRY/NAME:TAG --policy envcheck-policy.toml
-    envcheck proof REGISTRY/NAME:TAG --gpu H100 --gpus 8 --driver 570.124.06
-
-    Exit 0: a proof holds; 1: none does; 2: wrong usage; 3: the registry does not answer.
-    """
+    """List every proof beside REF: whether it holds for this node, and the reason if not."""
     reference, policy = parse_reference(options.reference), _policy(options.policy)
     matrix = load_matrix(settings.matrix)
     elsewhere = any((options.gpu, options.gpus, options.driver))
@@ -256,19 +231,7 @@ class PullOptions:
 
 @command_with(PullOptions)
 def pull(options: PullOptions, settings: Settings) -> int:
-    """Pull the newest image that is proven for this node, by its digest.
-
-    With --from, all images of the repository are considered: newest torch first, then the newest proof. With REF,
-    that image alone; a tag counts only if it names what was promoted to it last (`envcheck promote`).
-
-    \b
-    envcheck pull --from registry.example/torch --policy envcheck-policy.toml
-    envcheck pull 'torch2.8*' --from registry.example/torch --policy POLICY
-    envcheck pull registry.example/torch@sha256:... --policy POLICY --dry-run
-
-    Exit 0: pulled, or chosen with --dry-run; 1: no image is proven for this node; 2: wrong usage; 3: the registry or
-    the engine does not answer.
-    """
+    """Pull the newest image that is proven for this node, by its digest."""
     reference, policy, matrix = options.reference, _policy(options.policy), load_matrix(settings.matrix)
     by = terms(policy, _node(options, matrix), matrix)
     repository = _repository(reference, options.mirror)
@@ -381,18 +344,7 @@ class PromoteOptions:
 
 @command_with(PromoteOptions)
 def promote(options: PromoteOptions, settings: Settings) -> int:
-    """Promote an image to aliases, if its proofs meet the policy for each of the GPUs that it names.
-
-    The promotion is signed, and the alias moves last: an interrupted promotion moves no alias; run it again to complete
-    it. To promote into another repository, copy the image there first: `oras cp --recursive`.
-
-    \b
-    envcheck promote registry.example/torch@sha256:... --to stable \\
-      --policy envcheck-policy.toml --key release
-
-    Exit 0: the aliases name the image; 1: the policy is not met; 2: wrong usage; 3: the registry does not answer, or
-    refuses.
-    """
+    """Promote an image to aliases, if its proofs meet the policy for each of the GPUs that it names."""
     source, policy, key = options.source, _policy(options.policy), _private_key(options.key)
     if key.public.id not in {allowed.id for allowed in policy.keys}:
         refuse(

@@ -265,7 +265,7 @@ def key_new(options: KeyNewOptions, settings: Settings) -> None:
     if options.password and secret is None:
         if not _at_terminal():
             refuse(
-                "--password asks on a terminal, and standard input is none",
+                "--password asks on a terminal, and standard input is not a terminal",
                 f"set {signing.PASSWORD}, or run it in a terminal",
             )
         secret = click.prompt("password", hide_input=True, confirmation_prompt=True, err=True).encode()
