@@ -242,8 +242,8 @@ def guard(argv: list[str]) -> int:
         ended = {"signal": signal.Signals(-status).name} if status < 0 else {"code": status}
         Events(directory, plan["run"]).emit("died", **ended)
     elif plan["ours"]:
-        # envcheck cuts the lifeline once it has read the end, or is killed before and removes nothing.
-        select.select([0], [], [], _LIMIT)
+        # envcheck cuts the lifeline once it has read the end, however busy it is; killed, it removes nothing.
+        select.select([0], [], [])
         shutil.rmtree(directory, ignore_errors=True)
         with contextlib.suppress(OSError):
             directory.parent.rmdir()
