@@ -25,9 +25,9 @@ def signed(at: Path, *hosts: str, name: str = "ca.pem") -> Certificate:
     return resigned(at / name, at, *hosts)
 
 
-def resigned(ca: Path, at: Path, *hosts: str) -> Certificate:
-    """Make another server's certificate by a CA of `signed`."""
-    (at / "names").write_text(f"{_names(hosts)}\nbasicConstraints=critical,CA:FALSE\n")
+def resigned(ca: Path, at: Path, *hosts: str, extension: str = "") -> Certificate:
+    """Make another server's certificate by a CA of `signed`; `extension` is one more line for openssl."""
+    (at / "names").write_text(f"{_names(hosts)}\nbasicConstraints=critical,CA:FALSE\n{extension}\n")
     openssl(at, *_NEW, "-subj", "/CN=mirror", "-keyout", "key.pem", "-out", "request.pem")
     by = ("-CA", ca, "-CAkey", ca.with_name("ca.key"), "-CAcreateserial", "-days", "2")
     openssl(at, "x509", "-req", "-in", "request.pem", *by, "-extfile", "names", "-out", "cert.pem")

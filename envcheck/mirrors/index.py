@@ -40,7 +40,7 @@ _PETABYTE: Final = 10**15
 _MOST: Final = 50_000
 _LONGEST_TAG: Final = 1 << 16
 _FED: Final = 1 << 16
-_SHA256: Final = re.compile(r"sha256=([0-9a-f]{64})")
+_SHA256: Final = re.compile(r"sha256=([0-9a-fA-F]{64})")
 # Bytes of a file's name (linux/limits.h).
 NAME_MAX: Final = 255
 # A wheel's name encodes a set of tags: `py2.py3-none-any` is two. A name of 250 bytes could encode 64 000.
@@ -107,16 +107,22 @@ def _too_many_error() -> NetworkError:
 
 
 def _parse_entry(entry: Mapping[str, Any], url: str) -> IndexFile:
-    size, digest = entry.get("size"), entry.get("hashes", {}).get("sha256")
+    size, digest = entry.get("size"), (entry.get("hashes") or {}).get("sha256")
     uploaded = entry.get("upload-time")
     return IndexFile(
         name=str(entry["filename"]),
-        url=urljoin(url, str(entry["url"])),
-        sha256=digest if isinstance(digest, str) else None,
+        url=_as_pip_asks(urljoin(url, str(entry["url"]))),
+        sha256=digest.lower() if isinstance(digest, str) else None,
         size=size if isinstance(size, int) and not isinstance(size, bool) and 0 <= size < _PETABYTE else None,
         uploaded=uploaded if isinstance(uploaded, str) else None,
-        yanked=entry.get("yanked", False) is not False,
+        yanked=entry.get("yanked") not in (False, None),
     )
+
+
+def _as_pip_asks(url: str) -> str:
+    """Return the URL with the + of a version as %2B: object stores take a bare one for a blank (aptly#98)."""
+    path, mark, query = url.partition("?")
+    return path.replace("+", "%2B") + mark + query
 
 
 class _Links(HTMLParser):
@@ -141,7 +147,8 @@ class _Links(HTMLParser):
                 raise _too_many_error()
             if name:
                 yanked = "data-yanked" in attributes
-                self.files.append(IndexFile(name, target, digest[1] if digest else None, yanked=yanked))
+                sha256 = digest[1].lower() if digest else None
+                self.files.append(IndexFile(name, _as_pip_asks(target), sha256, yanked=yanked))
 
 
 def parse_file_name(name: str) -> tuple[str, Version, frozenset[Tag]]:

@@ -77,9 +77,22 @@ def test_the_proxy_is_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None
     for name in ("all_proxy", "ALL_PROXY", "HTTPS_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("https_proxy", "proxy.example:3128")
-    monkeypatch.setenv("no_proxy", "inside.example")
+    # github.com/python/cpython/pull/156336: networks, and hosts with their port
+    monkeypatch.setenv("no_proxy", "inside.example, 10.0.0.0/8,fd00::/8,10.0/x,other.example:8443")
     assert proxy_of("https://a.example/x") == "http://proxy.example:3128"
-    assert proxy_of("https://inside.example/x") is None
+    for host in ("inside.example", "me@10.1.2.3:8081", "[fd00::1]:8081", "other.example:8443"):
+        assert proxy_of(f"https://{host}/x") is None
+    for host in ("11.1.2.3", "[fe00::1]", "other.example", "10.0.0.1.example"):
+        assert proxy_of(f"https://{host}/x") == "http://proxy.example:3128"
+    # github.com/psf/requests/issues/3183: all_proxy alone; a SOCKS proxy was never asked
+    monkeypatch.delenv("https_proxy")
+    for name, value, proxy in (
+        ("all_proxy", "socks5://s.example:1", None),
+        ("ALL_PROXY", "a.example:2", "http://a.example:2"),
+    ):
+        monkeypatch.setenv(name, value)
+        assert proxy_of("https://b.example/x") == proxy
+        monkeypatch.delenv(name)
     assert proxy_login("http://me:p%40ss@proxy.example") == "me:p@ss"
     assert proxy_login("http://proxy.example") is None
 

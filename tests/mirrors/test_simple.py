@@ -42,10 +42,14 @@ def test_json_and_html_say_the_same() -> None:
 
 
 def test_a_local_version_s_plus_is_read_in_either_spelling() -> None:
-    page = b'<base href="https://other.example/x/"><a href="torch-2.8.0%2Bcu128.whl">t</a>'
-    assert parse_page([page], "text/html", URL) == [
-        IndexFile("torch-2.8.0+cu128.whl", "https://other.example/x/torch-2.8.0%2Bcu128.whl")
-    ]
+    """github.com/aptly-dev/aptly/issues/98: it is asked for as %2B, as pip does; a hash may be in capitals."""
+    expected = IndexFile("torch-2.8.0+cu128.whl", "https://other.example/x/torch-2.8.0%2Bcu128.whl?a+b", A)
+    for plus in ("%2B", "+"):
+        url = f"https://other.example/x/torch-2.8.0{plus}cu128.whl?a+b"
+        html = f'<base href="https://other.example/x/"><a href="{url[24:]}#sha256={A.upper()}">t</a>'
+        assert parse_page([html.encode()], "text/html", URL) == [expected]
+        entry = {"filename": expected.name, "url": url, "hashes": {"sha256": A.upper()}, "yanked": None}
+        assert parse_page([json.dumps({"files": [entry]}).encode()], JSON, URL) == [expected]
 
 
 @each("body", [b"", b"[]", b"{}", b'{"files": 3}', b'{"files": [3]}', b'{"files": [{}]}'])

@@ -114,6 +114,10 @@ class Client:
         if self._within is not None and urlsplit(url).hostname not in self._within:
             message = f"{host_of(url)} is not in the profile, and the profile is closed"
             raise NetworkError(message, "add the host to the profile, or remove `closed` from the profile")
+        if (
+            "\\" in urlsplit(url).netloc
+        ):  # of evil\@mirror the login is looked up for mirror, and evil asked (urllib3#5143)
+            fail("its URL names two hosts")
         rounds, last, reason = self._silent.get(host_of(url), (0, 0.0, ""))
         if rounds >= _ROUNDS and time.monotonic() - last < _WHILE:
             fail(f"{reason}, again and again", kind=SlowError)
@@ -195,6 +199,8 @@ def _proxied(proxy: str, options: dict[str, Any], *, secure: bool) -> urllib3.Pr
 
 def _trust(ca: Path | None) -> ssl.SSLContext:
     context = ssl.create_default_context()
+    # Python 3.13 refuses the CAs of many firewalls, which curl and uv take (github.com/python/cpython/issues/138193).
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if ca is not None:
         try:
             context.load_verify_locations(ca)

@@ -166,8 +166,8 @@ def _retry_after(headers: Mapping[str, str], now: float) -> float | None:
 
 def proxy_variable(scheme: str) -> str:
     """Return the name of the environment variable that sets the proxy for URLs of a scheme."""
-    lower = f"{scheme}_proxy"
-    return lower if os.environ.get(lower) else lower.upper()
+    names = (f"{scheme}_proxy", f"{scheme}_proxy".upper(), "all_proxy", "ALL_PROXY")
+    return next((name for name in names if os.environ.get(name)), names[1])
 
 
 def joined_advice(fixes: Iterable[str], more: str = "", *, other: str = OTHER_MIRROR) -> str:

@@ -1,7 +1,9 @@
 """Read URLs: host, origin, proxy, and where a redirect may lead. No I/O."""
 
+import contextlib
 import ipaddress
 import re
+import socket
 import urllib.request
 from typing import Final
 from urllib.parse import unquote, urljoin, urlsplit
@@ -69,18 +71,36 @@ def is_loopback(host: str) -> bool:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return False
+        try:
+            address = ipaddress.ip_address(socket.inet_aton(host))  # 127.1 or 0x7f000001, as the resolver reads it
+        except (OSError, ValueError):
+            return False
     mapped = getattr(address, "ipv4_mapped", None) or address
     return bool(mapped.is_loopback or mapped.is_unspecified)
 
 
 def proxy_of(url: str) -> str | None:
-    """Return the proxy that the environment sets for a URL, or None."""
-    parts = urlsplit(url)
-    proxy = urllib.request.getproxies().get(parts.scheme)
-    if not proxy or urllib.request.proxy_bypass(parts.hostname or ""):
+    """Return the proxy that the environment sets for a URL, or None, as pip, uv and curl read the variables.
+
+    `all_proxy` counts where it is no SOCKS proxy, and `no_proxy` may hold networks (10.0.0.0/8) and ports.
+    """
+    parts, proxies = urlsplit(url), urllib.request.getproxies()
+    everything = proxies.get("all", "")
+    proxy = proxies.get(parts.scheme) or ("" if everything.startswith("socks") else everything)
+    host = parts.hostname or ""
+    bypassed = urllib.request.proxy_bypass(host) or urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2])
+    if not proxy or bypassed or _is_in_network(host, proxies.get("no", "")):
         return None
     return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _is_in_network(host: str, no_proxy: str) -> bool:
+    """Tell whether a host is an address in one of the networks; Python's own reading knows no networks."""
+    for entry in no_proxy.split(","):
+        with contextlib.suppress(ValueError):
+            if "/" in entry and ipaddress.ip_address(host) in ipaddress.ip_network(entry.strip(), strict=False):
+                return True
+    return False
 
 
 def proxy_login(proxy: str) -> str | None:

@@ -171,7 +171,11 @@ def test_a_redirect_to_what_is_no_host_is_refused(start: Start, target: str) -> 
         simple_api.read_page(Client(), start(lambda _: [head]))
 
 
-@each("host", ["127.0.0.1", "localhost", "[::1]", "127.9.9.9", "0.0.0.0", "[::ffff:127.0.0.1]", "a.localhost"])
+# As the resolver reads them.
+SPELT = ["127.1", "0", "0177.0.0.1", "0x7f000001", "2130706433"]
+
+
+@each("host", ["127.0.0.1", "localhost", "[::1]", "127.9.9.9", "0.0.0.0", "[::ffff:127.0.0.1]", "a.localhost", *SPELT])
 def test_a_redirect_from_another_host_to_this_machine_is_refused(host: str) -> None:
     with pytest.raises(ValueError, match="this machine's own"):
         redirect_target("https://mirror.example/a", f"https://{host}/b")

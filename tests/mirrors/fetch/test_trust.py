@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from envcheck.mirrors.net.client import Client, hub_client
 from envcheck.mirrors.net.credentials import OriginLogin
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
-from tests.certificates import Certificate
+from tests.certificates import Certificate, resigned, signed
 from tests.mirrors.fetch.conftest import CONTENT
 
 Serve = Callable[..., Any]
@@ -48,6 +49,31 @@ def test_a_token_goes_to_its_origin_alone(serve: Serve, wanted_file: Want, means
         front.requests.clear()
         with Client(logins=[OriginLogin(other, f"Bearer {CANARY}")]).get(front.url):
             assert front.logins == {None}
+
+
+def test_a_url_that_two_parsers_read_as_two_hosts_is_not_asked(serve: Serve) -> None:
+    """github.com/urllib3/urllib3/pull/5143: the login of the second host went to the first one."""
+    front = serve()
+    url = f"http://{front.netloc}\\@mirror.example/file.bin"
+    client = Client(logins=[OriginLogin("http://mirror.example", f"Bearer {CANARY}")], within=["mirror.example"])
+    with pytest.raises(NetworkError, match="names two hosts"):
+        client.get(url)
+    assert front.requests == []
+    with pytest.raises(NetworkError, match=r"redirected to mirror\.example: its URL names two hosts"):
+        Client().get(serve(redirect=url).url)
+
+
+def test_a_ca_that_only_strict_verification_refuses_is_trusted(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """github.com/python/cpython/issues/138193: Python 3.13 is strict, and curl, uv and older Pythons are not."""
+    context = ssl.create_default_context()
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    monkeypatch.setattr(ssl, "create_default_context", lambda: context)
+    ca = signed(tmp_path, "127.0.0.2").ca
+    certificate = resigned(ca, tmp_path, "127.0.0.2", extension="authorityKeyIdentifier=none")
+    with Client(ca=ca).get(serve(tls=certificate.context).url) as answer:
+        assert answer.status == 200
 
 
 def test_a_closed_profile_asks_no_host_it_does_not_name(
