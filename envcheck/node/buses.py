@@ -63,7 +63,8 @@ def pci_sources(root: Path) -> dict[str, Source]:
 
 
 def _gpus(bus: Path) -> list[Path]:
-    nvidia = [d for d in sorted(bus.iterdir()) if word(d / "vendor") == _NVIDIA]
+    """Return the GPUs, without the virtual functions that a vGPU host makes of them (harvester/harvester#6487)."""
+    nvidia = [d for d in sorted(bus.iterdir()) if word(d / "vendor") == _NVIDIA and not (d / "physfn").exists()]
     return [d for d in nvidia if (word(d / "class") or "").startswith(_DISPLAY)]
 
 
@@ -100,7 +101,7 @@ def above(bus: Path) -> dict[str, list[str]]:
     """Return the GPUs below each bridge, by address, without those that are for guests and never answer here."""
     below: dict[str, list[str]] = {}
     for gpu in _gpus(bus):
-        if (gpu / "physfn").exists() or "vfio" in (gpu / "driver").resolve().name:
+        if "vfio" in (gpu / "driver").resolve().name:
             continue
         for part in gpu.resolve().parts:
             if _ADDRESS.fullmatch(part) and part != gpu.name:

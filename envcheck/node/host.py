@@ -51,17 +51,7 @@ def meminfo(text: str) -> dict[str, int]:
     return {f[0]: int(f[1]) * 1024 for f in fields if len(f) == 3 and f[1].isdecimal() and f[2] == "kB"}  # noqa: PLR2004
 
 
-def cpu_model(text: str) -> str | None:
-    """Read the CPU's name off /proc/cpuinfo; Arm kernels give none."""
-    return _after(text, "model name", ":")
-
-
-def os_name(text: str) -> str | None:
-    """Read PRETTY_NAME off /etc/os-release."""
-    return _after(text, "PRETTY_NAME", "=")
-
-
-def _after(text: str, name: str, sign: str) -> str | None:
+def after(text: str, name: str, sign: str) -> str | None:
     """Return what follows a name in the first line that begins with it and says something."""
     lines = (line.partition(sign) for line in text.splitlines())
     values = (value.strip().strip("\"'") for key, _, value in lines if key.strip() == name)
@@ -137,8 +127,8 @@ def sources(root: Path, environ: Mapping[str, str]) -> Sources:
         "host.arch": Source(text, lambda: system.machine, "uname"),
         "host.kernel": Source(text, lambda: system.release, "uname"),
         "host.cpus": Source(whole, lambda: len(os.sched_getaffinity(0)), "sched_getaffinity", "CPUs"),
-        "host.os": of_file(text, root / "etc/os-release", os_name),
-        "host.cpu": of_file(text, cpus, cpu_model),
+        "host.os": of_file(text, root / "etc/os-release", lambda said: after(said, "PRETTY_NAME", "=")),
+        "host.cpu": of_file(text, cpus, lambda said: after(said, "model name", ":")),  # Arm's kernels give none
         "host.hypervisor": of_file(flag, cpus, hypervisor),
         "host.memory_total": of_file(number, root / "proc/meminfo", lambda said: meminfo(said).get("MemTotal"), "B"),
         "host.gpu_modules": of_file(listed(text), root / "proc/modules", gpu_modules),

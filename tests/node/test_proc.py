@@ -31,11 +31,10 @@ def test_meminfo_is_read_in_bytes(fields: dict[str, int]) -> None:
 def test_no_text_breaks_a_parser(text: str) -> None:
     host.kernel_module(text)
     assert all(size >= 0 for size in host.meminfo(text).values())
-    host.cpu_model(text)
+    host.after(text, "model name", ":")
     host.soft_limit(text, "Max locked memory")
     host.gpu_modules(text)
     host.hypervisor(text)
-    host.os_name(text)
     host.cached_libraries(text.encode(), "libcuda.so.1")
     containers.cgroup_path(text)
     host.cpu_list(text)
@@ -50,14 +49,12 @@ def test_a_list_of_cpus(text: str, cpus: set[int]) -> None:
 
 
 def test_names_of_cpu_os_modules_and_libraries() -> None:
-    assert host.cpu_model("processor : 0\nmodel name\t: AMD EPYC 9654\n") == "AMD EPYC 9654"
-    assert host.cpu_model("processor : 0\n") is None
+    assert host.after("processor : 0\nmodel name\t: AMD EPYC 9654\n", "model name", ":") == "AMD EPYC 9654"
+    assert host.after("processor : 0\n", "model name", ":") is None
     assert host.hypervisor("processor : 0\nflags\t\t: fpu hypervisor sse\n") is True
     assert (host.hypervisor("flags\t\t: fpu sse\n"), host.hypervisor("Features : fp\n")) == (False, None)
-    assert (
-        host.os_name('NAME="Debian"\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n')
-        == "Debian GNU/Linux 12 (bookworm)"
-    )
+    debian = 'NAME="Debian"\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n'
+    assert host.after(debian, "PRETTY_NAME", "=") == "Debian GNU/Linux 12 (bookworm)"
     assert host.gpu_modules("nvidia 1 2 -\nnouveau 1 0 -\nxfs 1 -\n") == ["nouveau", "nvidia"]
     cache = b"glibc-ld.so.cache1.1\0libcuda.so.1\0/usr/lib/libcuda.so.1\0/usr/lib/libcuda.so\0"
     assert host.cached_libraries(cache, "libcuda.so.1") == ["/usr/lib/libcuda.so.1"]

@@ -11,14 +11,24 @@ _FIX = "`nvidia-smi --compute-mode=0`, as root"
 
 
 def judge(view: View) -> Outcome:
-    """Fail where no process may use a GPU, warn where only one may."""
+    """Fail where no process may use a GPU, warn where only one may and that is not the server of MPS."""
     mode = read(view, "compute_mode")
     shut = mode.where(lambda word: word == "prohibited")
-    single = mode.where(lambda word: word not in ("default", "prohibited"))
+    # NVIDIA's guide to MPS, and its Kubernetes device plugin, want this mode (NVIDIA/k8s-device-plugin#657).
+    shared = _serves(view)
+    single = mode.where(lambda word: word not in ("default", "prohibited") and not shared)
     findings = [
         *mode.lacking(),
         *mode.blame(shut, Rule(failed, "compute-mode.prohibited", "{gpu} {value}", _FIX, _LIMIT)),
         *mode.blame(single, Rule(warned, "compute-mode.exclusive", "{gpu} {value}", _FIX, _LIMIT)),
     ]
-    sound = passed(f"default on {counted(len(mode.values), 'GPU')}", value="default", limit=_LIMIT)
-    return worst(findings, mode.absent() or sound)
+    modes = " and ".join(sorted(set(mode.values.values())))
+    text = f"{modes} on {counted(len(mode.values), 'GPU')}{', which MPS shares' if shared else ''}"
+    return worst(findings, mode.absent() or passed(text, value=modes, limit=_LIMIT))
+
+
+def _serves(view: View) -> bool:
+    """Return whether CUDA processes reach the GPUs through MPS: its server is on one, or a variable names its pipe."""
+    running = [process.get("name") for gpu in read(view, "processes").values.values() for process in gpu]
+    named = view.snapshot.signal("env").value or {}
+    return "CUDA_MPS_PIPE_DIRECTORY" in named or "nvidia-cuda-mps-server" in running

@@ -16,6 +16,8 @@ CHECK = checks.Check("every NVIDIA GPU on the PCI bus answers the driver", "quic
 
 _SOURCE = "NVIDIA display controllers under /sys/bus/pci/devices; NVML's list of devices"
 _FIX = "read the Xids in `dmesg`; look at its power cables; reboot, then reseat or replace the GPU"
+_OTHER = "install NVIDIA's driver or load it (see driver-nvml), blacklist nouveau; in a container use --gpus all"
+_DISPLAY = "nothing, if it draws a display; else blacklist its driver, or install a branch of NVIDIA's that knows it"
 
 
 def judge(view: View) -> Outcome:
@@ -26,7 +28,7 @@ def judge(view: View) -> Outcome:
 
 def _lost(view: View) -> list[Outcome]:
     counts: dict[str, Any] = {"value": len(view.snapshot.gpus), "unit": "GPUs"}
-    bus = [gpu["bus_id"] for gpu in view.snapshot.signal("pci.gpus").value or [] if gpu["driver"] != "vfio-pci"]
+    bus = [gpu["bus_id"] for gpu in view.snapshot.signal("pci.gpus").value or [] if not _for_guests(gpu)]
     _, missing, unplaced = _placed(view, bus)
     # One that answers nothing gives no address: it is at one of those that no other GPU is at.
     at = f"; it is at {' or '.join(missing)}" if missing and len(missing) == len(unplaced) else ""
@@ -39,6 +41,11 @@ def _lost(view: View) -> list[Outcome]:
     return findings
 
 
+def _for_guests(gpu: dict[str, Any]) -> bool:
+    """Return whether a GPU is set aside for virtual machines (vfio-pci, Grace's nvgrace-gpu-vfio-pci, pci-stub)."""
+    return "vfio" in str(gpu["driver"]) or gpu["driver"] == "pci-stub"
+
+
 def _bus(view: View) -> Outcome:
     if matrix_facts.jetson(view):
         return skipped("Jetson: its GPU is part of the chip and not on the PCI bus", code="gpu-lost.jetson")
@@ -46,7 +53,7 @@ def _bus(view: View) -> Outcome:
     if bus.value is None:
         return skipped(f"the PCI bus is hidden here ({bus.reason})", code="gpu-lost.bus-hidden")
     unfit = kernel_module.unfit(view)
-    devices = [gpu for gpu in bus.value if gpu["driver"] != "vfio-pci" and slot(gpu["bus_id"]) not in unfit]
+    devices = [gpu for gpu in bus.value if not _for_guests(gpu) and slot(gpu["bus_id"]) not in unfit]
     if not devices and unfit:
         text = f"{counted(len(unfit), 'GPU')} on the bus, of another kernel module: see kernel-module"
         return skipped(text, code="gpu-lost.other-module")
@@ -54,7 +61,18 @@ def _bus(view: View) -> Outcome:
         return _none(view)
     if view.snapshot.signal("gpu.count").value is None:
         return _silent(view, devices)
-    return _compared(view, [gpu["bus_id"] for gpu in devices])
+    _, silent, _ = _placed(view, [gpu["bus_id"] for gpu in devices])
+    foreign = [gpu for gpu in devices if gpu["bus_id"] in silent and view.snapshot.gpus and _foreign(view, gpu)]
+    mine = [gpu["bus_id"] for gpu in devices if gpu not in foreign]
+    return worst(_held(foreign, _DISPLAY, "others answer"), _compared(view, mine))
+
+
+def _foreign(view: View, gpu: dict[str, Any]) -> bool:
+    """Return whether another driver holds it, or the log says that this driver has dropped one without a driver."""
+    log, id_ = view.snapshot.signal("kernel.driver_failures").value or [], str(gpu.get("device"))
+    told = {slot(failure["bus_id"]) for failure in log if failure["kind"] == "legacy-gpu"}
+    dropped = not told.isdisjoint({slot(gpu["bus_id"]), slot("")}) and id_ < kernel_module.TURING
+    return gpu["driver"] not in (None, "nvidia") or (gpu["driver"] is None and dropped)
 
 
 def _none(view: View) -> Outcome:
@@ -68,10 +86,13 @@ def _none(view: View) -> Outcome:
 
 def _compared(view: View, on_bus: list[str]) -> Outcome:
     answering, missing, unplaced = _placed(view, on_bus)
+    # NVML counts GPUs, too, that a job's device cgroup keeps from it (NVIDIA/nvidia-docker#393).
+    kept = view.snapshot.signal("gpu.count").value - len(view.snapshot.gpus)
+    contained = view.snapshot.signal("container.runtime").value not in (None, "none")
     missing = missing if len(missing) > len(unplaced) else []
     bound: dict[str, Any] = {"value": len(answering), "limit": checks.Limit(len(on_bus), "GPUs", _SOURCE)}
-    if missing and view.snapshot.signal("container.runtime").value not in (None, "none"):
-        text = f"a container that was given {len(answering)} of the {len(on_bus)} GPUs on the bus"
+    if missing and (contained or len(missing) <= len(unplaced) + kept):
+        text = f"a container or job that was given {len(answering)} of the {len(on_bus)} GPUs on the bus"
         return skipped(text, code="gpu-lost.in-container")
     counts = f"{counted(len(on_bus), 'GPU')} on the bus, {len(answering)} in NVML"
     made: dict[str, Any] = {"fix": _FIX, "code": "gpu-lost.missing", **bound}
@@ -94,11 +115,12 @@ def _silent(view: View, devices: list[dict[str, Any]]) -> Outcome:
     if any(gpu["driver"] == "nvidia" for gpu in devices):
         text = f"{counted(count, 'GPU')} on the bus, and NVML does not answer: {reason}"
         return undecided(text, fix="see driver-nvml", code="gpu-lost.nvml-silent")
-    fix = "install NVIDIA's driver or load it (see driver-nvml), blacklist nouveau; in a container use --gpus all"
-    bound = checks.Limit(count, "GPUs", _SOURCE)
-    made: dict[str, Any] = {"fix": fix, "value": 0, "limit": bound, "code": "gpu-lost.other-driver"}
-    findings = []
-    for bus_id, driver in ((gpu["bus_id"], gpu["driver"] or "no driver") for gpu in devices):
-        text = f"the NVIDIA GPU at {bus_id} is held by {driver}: torch cannot use it ({reason})"
-        findings.append(warned(text, culprit=f"PCI {bus_id}", **made))
+    findings = _held(devices, _OTHER, str(reason))
     return worst(findings, findings[0])
+
+
+def _held(gpus: list[dict[str, Any]], fix: str, why: str) -> list[Outcome]:
+    made: dict[str, Any] = {"fix": fix, "value": 0, "limit": checks.Limit(len(gpus), "GPUs", _SOURCE)}
+    text, code = "the NVIDIA GPU at {} is held by {}: torch cannot use it ({})", "gpu-lost.other-driver"
+    named = [(gpu["bus_id"], gpu["driver"] or "no driver") for gpu in gpus]
+    return [warned(text.format(bus, driver, why), code=code, culprit=f"PCI {bus}", **made) for bus, driver in named]

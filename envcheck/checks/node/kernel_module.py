@@ -17,7 +17,7 @@ CHECK = Check("the kernel module is one that drives these GPUs", "quick", 0.01)
 _OPEN_FROM = key("7.5")
 _OPEN_ONLY_FROM = key("10.0")
 # PCI device ids rise with the generations (open-gpu-kernel-modules, README.md): Turing from 1e02, Blackwell from 2901.
-_TURING, _BLACKWELL, _ID = 0x1E00, 0x2900, re.compile("0x[0-9a-f]{4}")
+TURING, _BLACKWELL, _ID = "0x1e00", "0x2900", re.compile("0x[0-9a-f]{4}")
 # What the driver itself says of a GPU that needs the other module.
 TOLD = {kind: str(row["needs"]) for kind, row in kernel_log.FAILURES.items() if "needs" in row}
 _SOURCE = (
@@ -54,9 +54,9 @@ def unfit(view: View) -> dict[str, str]:
     told = {slot(failure["bus_id"]): TOLD[failure["kind"]] for failure in log if failure["kind"] in TOLD}
     flavour, needed = view.snapshot.signal("driver.kernel_flavour").value, {}
     for gpu in view.snapshot.signal("pci.gpus").value or []:
-        place, written = slot(gpu["bus_id"]), str(gpu.get("device"))
-        number = int(written, 16) if _ID.fullmatch(written) else 0
-        by_id = "proprietary" if 0 < number < _TURING else "open" if number >= _BLACKWELL else ""
+        place, number = slot(gpu["bus_id"]), str(gpu.get("device"))
+        known = _ID.fullmatch(number)
+        by_id = "proprietary" if known and number < TURING else "open" if known and number >= _BLACKWELL else ""
         need = by_id or told.get(place, "")
         # The module goes again where it drives no GPU, and its word stays.
         misses = need and (flavour not in (need, None) or (flavour is None and told.get(place) == need))
