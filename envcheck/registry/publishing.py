@@ -13,18 +13,17 @@ import msgspec
 from envcheck.checks import LEVELS, limits
 from envcheck.errors import EnvcheckError, UnavailableError, refuse
 from envcheck.matrix.facts.model import Cell
-from envcheck.registry import attachments
 from envcheck.registry import statement as statements
 from envcheck.registry.attachments import REPORT_TYPE, RemoteImage, attach, remote_images
 from envcheck.registry.documents import ARCHS, digest_of
 from envcheck.registry.envelope import BUNDLE_TYPE, KeylessSigner, bundle_annotations, sign
-from envcheck.registry.judge import Policy, contradiction, read_statement
+from envcheck.registry.judge import contradiction
 from envcheck.registry.repository import Repository
-from envcheck.registry.statement import Covers, Level, MalformedError, ProofRefusal, Sha256, Statement
+from envcheck.registry.statement import Covers, Level, MalformedError, Sha256, Statement
 from envcheck.reports.model import RunReport
 from envcheck.runner.planning import discover
 from envcheck.runner.schema import ImageFacts
-from envcheck.signing import PrivateKey, PublicKey
+from envcheck.signing import PrivateKey
 from envcheck.struct_types import LightRecord
 
 MEDIA_TYPE: Final = "application/vnd.envcheck.report.v1+json+gzip"
@@ -95,11 +94,8 @@ def catalogue() -> dict[str, str]:
     return {module.id: module.check.level for module in discover()}
 
 
-def refuse_unpublishable(report: RunReport, *, undetermined: bool = False) -> None:
-    """Raise UnprovableError for a report that proves nothing of any image, whichever a registry has.
-
-    One of exit 3 says neither that the image holds nor that it fails; with `undetermined` it is published as that.
-    """
+def refuse_unpublishable(report: RunReport) -> None:
+    """Raise UnprovableError for a report that proves nothing of any image, whichever a registry has."""
     if report.target.kind != "image":
         message = f"the report is of a Python ({report.target.name}), not of an image"
         raise UnprovableError(message, fix="run `envcheck run --image REF`")
@@ -114,20 +110,18 @@ def refuse_unpublishable(report: RunReport, *, undetermined: bool = False) -> No
         raise UnprovableError(message, fix=_AGAIN)
     if why := contradiction(report):
         raise UnprovableError(why, fix="publish the file that `envcheck run` wrote")
-    if report.verdict.exit_code == UnavailableError.exit_code and not undetermined:
+    if report.verdict.exit_code == UnavailableError.exit_code:
         message = f"the run is undetermined ({report.verdict.sentence}), which neither proves nor revokes"
-        raise UnprovableError(message, fix="run it again, or pass --undetermined to attach it as such")
+        raise UnprovableError(message, fix="run it again")
     if report.mode == "cpu" and report.plan.require_gpu:
         message = "the run required a GPU, and torch saw none: the node failed, and nothing is known of the image"
         raise UnprovableError(message, fix="run it on a node whose GPUs torch sees")
 
 
-def state(
-    packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | None = None, *, undetermined: bool = False
-) -> Statement:
+def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | None = None) -> Statement:
     """Return what the report says of the image. Raises UnprovableError where it cannot be published."""
     report = packed.report
-    refuse_unpublishable(report, undetermined=undetermined)
+    refuse_unpublishable(report)
     ran(report, [image])
     missing = _missing(report, catalogue() if levels is None else levels)
     covers, level, cell = _covers(report), _level(report, missing), _cell(report)
@@ -287,14 +281,12 @@ class PreparedProof(LightRecord, frozen=True):
     statement: Statement
 
 
-def prepare(
-    repository: Repository, tag_or_digest: str, report: RunReport, *, undetermined: bool = False
-) -> PreparedProof:
+def prepare(repository: Repository, tag_or_digest: str, report: RunReport) -> PreparedProof:
     """Return what the report says of the image that it ran. Nothing is written."""
-    refuse_unpublishable(report, undetermined=undetermined)
+    refuse_unpublishable(report)
     image = ran(report, remote_images(repository, tag_or_digest, image_arch(report)))
     packed = pack(report)
-    return PreparedProof(image, packed, state(packed, image, undetermined=undetermined))
+    return PreparedProof(image, packed, state(packed, image))
 
 
 def publish(repository: Repository, one: PreparedProof, by: PrivateKey | KeylessSigner) -> Publication:
@@ -312,43 +304,4 @@ def publish(repository: Repository, one: PreparedProof, by: PrivateKey | Keyless
         proof=proof.descriptor.digest,
         signer=by.public.id if isinstance(by, PrivateKey) else str(by.identity),
         note=proof.note,
-    )
-
-
-def delete_replaced(repository: Repository, one: PreparedProof, by: PublicKey) -> list[str]:
-    """Delete the older proofs of this key that the published one replaces, with their reports; return their digests.
-
-    A failed run stays: it may take back proofs of other nodes. So do all reports where somebody else's proof, which may
-    rest on them, is there, and everything where the new proof is not listed. Raise an EnvcheckError where none can be
-    deleted.
-    """
-    image, policy = one.image.manifest, Policy(keys=(by,))
-    proofs = [read_statement(proof, image, policy) for proof in attachments.read_proofs(repository, image)]
-    stated = {proof.digest: proof.statement for proof in proofs if proof.statement}
-    if one.statement not in stated.values():
-        return []
-    # What is deleted already, and has its tag still, rests on nothing.
-    alone = all(proof.refused is None or proof.refused.reason is ProofRefusal.DANGLING for proof in proofs)
-    gone = [digest for digest, statement in stated.items() if _replaces(one.statement, statement)]
-    kept = {statement.facts.report.digest for digest, statement in stated.items() if digest not in gone}
-    reports = {stated[digest].facts.report.digest for digest in gone} - kept
-    evidence = {
-        artifact.descriptor.digest: REPORT_TYPE
-        for artifact in (attachments.referrers(repository, image).artifacts if gone and alone else ())
-        if artifact.manifest.kind == REPORT_TYPE and {layer.digest for layer in artifact.manifest.layers} <= reports
-    }
-    attachments.detach(repository, image, {**dict.fromkeys(gone, BUNDLE_TYPE), **evidence})
-    return gone
-
-
-def _replaces(new: Statement, old: Statement) -> bool:
-    """Tell whether no policy is met by the older pass that the newer one does not meet."""
-    said, before = new.facts, old.facts
-    same = ("covers", "mode", "cell", "target")
-    return (
-        (new.passed and old.passed and new.ended > old.ended)
-        and all(getattr(said, name) == getattr(before, name) for name in same)
-        and LEVELS.index(said.level) >= LEVELS.index(before.level)
-        and set(new.predicate.passed_tests).issuperset(old.predicate.passed_tests)
-        and set(old.predicate.warned_tests).issuperset(new.predicate.warned_tests)
     )

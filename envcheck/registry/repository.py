@@ -120,8 +120,7 @@ class Repository:
         raise AssertionError
 
     def _once(self, request: RegistryRequest) -> RegistryReply:
-        actions = "delete" if request.method == "DELETE" else "pull,push" if request.push else "pull"
-        scope = f"repository:{self.reference.repository}:{actions}"
+        scope = f"repository:{self.reference.repository}:{'pull,push' if request.push else 'pull'}"
         login = self._authorization.login(scope)
         for renewed in (False, True):
             url = urljoin(self.reference.url, request.path)
@@ -261,11 +260,6 @@ class Repository:
         label = f"{self.reference.name}{f':{tag}' if tag else ''}@{digest[:19]}"
         kind = {"Content-Type": media_type}
         return self.ask(RegistryRequest("PUT", path, label, kind, content, accepted=(201,), push=True))
-
-    def delete(self, name: str) -> None:
-        """Delete the manifest of a tag or digest. Raise RefusedError or DeniedError where the registry refuses."""
-        label = f"to delete {self.reference.name} {name[:19]}"
-        self.ask(RegistryRequest("DELETE", f"{self._path}/manifests/{name}", label, accepted=(200, 202, 404)))
 
     def tags(self) -> list[str]:
         """Return all tags, of all pages; none of a repository that is not there. What is no tag is left out."""
