@@ -242,5 +242,4 @@ def _together(call: RollCall, parts: Sequence[Diagnosis]) -> Diagnosis:
         (*call.not_isolated, *(row for part in parts for row in part.not_isolated)),
         (*call.undetermined, *(row for part in parts for row in part.undetermined)),
         tuple(node for part in parts for node in part.good),
-        tuple(call.notes),
     )

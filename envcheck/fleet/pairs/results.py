@@ -1,6 +1,5 @@
 """A test of nodes, what it came to, the roll-call of all nodes, and the diagnosis that tests lead to."""
 
-import collections
 import datetime as dt
 import statistics
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -37,15 +36,11 @@ ROLL_CALL: Final = "roll-call"
 
 
 class NodeAnswer(msgspec.Struct, frozen=True):
-    """What one node reports. `gpus` is a number, `clock` seconds ahead of the launching machine's clock, or None."""
+    """What one node reports."""
 
     node: str
     status: ResultStatus
     reason: str = ""
-    gpus: int | None = None
-    driver: str = ""
-    kernel: str = ""
-    clock: float | None = None
     faulty_gpus: tuple[str, ...] = ()
 
 
@@ -57,7 +52,6 @@ class GroupResult(msgspec.Struct, frozen=True):
     reason: str = ""
     faulty_gpus: tuple[str, ...] = ()
     answers: tuple[NodeAnswer, ...] = ()
-    seconds: float = 0.0
 
 
 class Blame(msgspec.Struct, frozen=True):
@@ -78,13 +72,12 @@ class UnclearNodes(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """What all tests together say. `good` are the nodes that passed in a group; `notes` change no verdict."""
+    """What all tests together say. `good` are the nodes that passed in a group."""
 
     blamed: tuple[Blame, ...] = ()
     not_isolated: tuple[UnclearNodes, ...] = ()
     undetermined: tuple[UnclearNodes, ...] = ()
     good: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -117,7 +110,6 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
     for what, reason, by in rows:
         yield printable(f"{what}: {reason}")
         yield printable(f"    by: {', '.join(by) or 'no test'}")
-    yield from (printable(f"note: {note}") for note in diagnosis.notes)
     yield f"use now: {fold(diagnosis.good) or 'no node'}"
 
 
@@ -138,7 +130,6 @@ def document(diagnosis: Diagnosis, mode: str, nodes: Sequence[str], tests: int) 
             "not_isolated": diagnosis.not_isolated,
             "undetermined": diagnosis.undetermined,
         },
-        "notes": diagnosis.notes,
     }
 
 
@@ -239,10 +230,6 @@ def name_of(nodes: Sequence[str]) -> str:
     return f"{nodes[0]}..{nodes[-1]} ({len(nodes)} nodes)"
 
 
-# Seconds. Kerberos refuses a clock that is five minutes off, and logs of nodes that differ by one cannot be merged.
-CLOCK_TOLERANCE: Final = 60.0
-# More nodes than this share of a fleet are a second kind of node, not a mistake on some.
-_ODD_SHARE: Final = 0.1
 _BY: Final = ("roll-call",)
 
 
@@ -253,7 +240,6 @@ class RollCall(NamedTuple):
     blamed: list[Blame]
     not_isolated: list[UnclearNodes]
     undetermined: list[UnclearNodes]
-    notes: list[str]
 
 
 def roll_call(nodes: Sequence[str]) -> Generator[Round, Sequence[GroupResult], RollCall]:
@@ -278,8 +264,7 @@ def roll_call(nodes: Sequence[str]) -> Generator[Round, Sequence[GroupResult], R
 
 def judge(answers: Mapping[str, Sequence[NodeAnswer]]) -> RollCall:
     """Return what the answers say, one or two of each node."""
-    call = RollCall([], [], [], [], [])
-    odd = _odd([replies[-1] for replies in answers.values()], call.notes)
+    call = RollCall([], [], [], [])
     for node, replies in answers.items():
         statuses = [answer.status for answer in replies]
         if statuses == ["fail", "fail"]:
@@ -290,29 +275,6 @@ def judge(answers: Mapping[str, Sequence[NodeAnswer]]) -> RollCall:
             call.not_isolated.append(UnclearNodes((node,), f"failed once and passed once: {replies[0].reason}", _BY))
         elif statuses[-1] != "pass":
             call.undetermined.append(UnclearNodes((node,), replies[-1].reason or replies[0].reason, _BY))
-        elif node in odd:
-            call.blamed.append(Blame("node", node, odd[node], _BY))
         else:
             call.present.append(node)
     return call
-
-
-def _odd(answers: Iterable[NodeAnswer], notes: list[str]) -> dict[str, str]:
-    """Return why a node is unlike the others: GPUs, driver, kernel, clock. A mixed fleet is a note."""
-    passed = [answer for answer in answers if answer.status == "pass"]
-    odd: dict[str, str] = {}
-    for field, name in (("kernel", "kernel"), ("driver", "driver"), ("gpus", "number of GPUs")):
-        values = {answer.node: getattr(answer, field) for answer in passed if getattr(answer, field) not in (None, "")}
-        counts = collections.Counter(values.values()).most_common()
-        others = {node: value for node, value in values.items() if value != counts[0][0]}
-        if len(others) > max(1, _ODD_SHARE * len(passed)):
-            kinds = ", ".join(f"{value} on {number}" for value, number in counts[:4])
-            notes.append(f"a mixed fleet: {name} {kinds}; compare nodes of one kind only")
-        else:
-            usual = f"where {counts[0][1]} of {len(passed)} nodes have {counts[0][0]}" if counts else ""
-            odd |= {node: f"{name} {value}, {usual}" for node, value in others.items()}
-    for answer in passed:
-        if answer.clock is not None and abs(answer.clock) > CLOCK_TOLERANCE:
-            ahead = "ahead" if answer.clock > 0 else "behind"
-            odd[answer.node] = f"its clock is {abs(answer.clock):.0f} s {ahead}"
-    return odd
