@@ -3,7 +3,7 @@
 What comes on top is decided here, from the request, the facts and the locks, and said on standard error.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -70,7 +70,7 @@ class OnTop:
 def planned(request: BuildRequest, matrix: Matrix, spec: ImageSpec) -> OnTop:
     """Return what comes on top of a spec that has locks. Raises ConfigError for what cannot fit, or not be compiled."""
     gpus, known = request.options.gpus, known_extensions(request.options.extensions)
-    pinned = pinned_to_fit(matrix, spec, request.requirements, known, gpus, request.hashes)
+    pinned = pinned_to_fit(matrix, spec, request.requirements, known, gpus)
     devel = spec
     for name, version in pinned.sources[:1]:
         devel = spec_to_build(matrix, str(spec.cell), "devel", request.options.images_dir, spec.arch)
@@ -99,18 +99,15 @@ def pinned_to_fit(
     requirements: Sequence[str],
     extensions: Extensions | None = None,
     gpus: Sequence[str] = (),
-    hashes: Mapping[str, str] | None = None,
 ) -> PinnedExtensions:
     """Return the requirements with each known extension pinned to the newest release that fits the spec's cell.
 
-    `hashes` are the sha256 that the user gives for wheels of projects, by the name in `requirements`.
-
-    Raises ConfigError for a hash that no file takes, and for a requirement that cannot fit: METADATA mostly lets the
-    installer take it. What is not known is said.
+    Raises ConfigError for a requirement that cannot fit: METADATA mostly lets the installer take it. What is not known
+    is said.
     Requirements with extras or markers are left to the installer, and so are all on a cell without CUDA but for those
     that have no wheel and compile for the CPU.
     """
-    extensions, hashes = extensions or known_extensions(), hashes or {}
+    extensions = extensions or known_extensions()
     cell, pinned = spec.cell, PinnedExtensions([], [], [])
     query = Query(torch=f"=={cell.torch}", variant=cell.variant, python=cell.python, gpus=[*gpus], arch=spec.arch)
 
@@ -122,7 +119,7 @@ def pinned_to_fit(
         extension = _known(extensions, requirement, cpu=cell.variant == "cpu")
         chosen = _chosen(answer(line), spec, line) if extension else None
         if chosen is not None:
-            _add(pinned, chosen, spec, line, hashes.get(canonicalize_name(requirement.name)))
+            _add(pinned, chosen, spec, line)
             continue
         for release in extension.releases if extension else ():
             # The installer would take the newest.
@@ -130,10 +127,6 @@ def pinned_to_fit(
                 refused = answer(f"{requirement.name}=={release.version}").refused
                 requirement.specifier &= f"!={release.version}" if refused and not refused[0].not_known else ""
         pinned.requirements.append(str(requirement) if extension else line)
-    for name, digest in hashes.items():
-        if digest not in [file.sha256 for file in pinned.files]:
-            message = f"--sha256 {name}: this build takes no wheel of {name} from its project"
-            refuse(message, "leave it out: the lock holds what an index serves to its hash")
     return pinned
 
 
@@ -166,10 +159,10 @@ def _chosen(answer: ExtensionResolution, spec: ImageSpec, line: str) -> ChosenEx
     return answer.extensions[0]
 
 
-def _add(pinned: PinnedExtensions, chosen: ChosenExtension, spec: ImageSpec, line: str, sha256: str | None) -> None:
+def _add(pinned: PinnedExtensions, chosen: ChosenExtension, spec: ImageSpec, line: str) -> None:
     """Add a release to what is compiled, fetched or left to the installer; say which release it is."""
     pin, how = f"{chosen.name}=={chosen.version}", "the newest on record that fits"
-    file = _wheel_file(chosen, sha256)
+    file = _wheel_file(chosen)
     pins = {pin.name: pin.version for lock in spec.locks for pin in lock.pins}
     # The cell holds what is released with its torch, or the Python index has it for that build.
     held = chosen.name in pins or pins.get("torch", spec.cell.torch) == spec.cell.torch
@@ -193,14 +186,14 @@ def _add(pinned: PinnedExtensions, chosen: ChosenExtension, spec: ImageSpec, lin
         click.echo(f"with    {pin}: {chosen.reason}", err=True)
 
 
-def _wheel_file(chosen: ChosenExtension, given: str | None) -> WantedFile | None:
+def _wheel_file(chosen: ChosenExtension) -> WantedFile | None:
     """Return the wheel of a project's own releases, or of another place that has its hash on record.
 
-    Its hash is the `given` one, that on record, or the one that an earlier build kept; "" where this is the first use.
+    Its hash is that on record, or the one that an earlier build kept; "" where this is the first use.
     """
     if chosen.channel in ("pypi", "torch") or chosen.file is None or chosen.where is None:
         return None
-    digest = given or chosen.sha256 or kept_hash(chosen.file)
+    digest = chosen.sha256 or kept_hash(chosen.file)
     if not digest and not (chosen.channel == "project" and chosen.where.endswith("/")):
         return None
     url = f"{chosen.where.rstrip('/')}/{chosen.file.replace('+', '%2B')}"
