@@ -51,7 +51,6 @@ THOROUGH = (
     "tests/e2e/test_containers.py",
     "tests/e2e/test_devel.py",
     "tests/e2e/test_jupyter.py",
-    "tests/e2e/test_leak.py",
     "tests/e2e/test_limits.py",
     "tests/e2e/test_plain_build.py",
     "tests/e2e/test_prefetch.py",

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import equal_builds as equal
-from benchmarks.images import cached_parts
 
 ROOT = Path(__file__).parents[1]
 # What a benchmark needs besides this checkout.
@@ -38,30 +37,6 @@ def test_every_benchmark_runs_in_its_smallest_form(name: str, tmp_path: Path, re
     completed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr + completed.stdout
     assert json.loads(completed.stdout.splitlines()[-1] if name == "sound_extensions" else completed.stdout)
-
-
-LOG = """
-#6 [os 1/2] FROM localhost/envcheck/base:1@sha256:1
-#6 DONE 0.0s
-#8 [installed 1/2] RUN sh /run/install/install.sh torch /opt/venv
-#8 CACHED
-#7 [os 2/2] RUN sh /run/os/os.sh tini
-#7 CACHED
-#9 [installed 2/2] RUN sh /run/install/install.sh base /opt/venv
-#9 0.761 Resolved 1 package
-#9 DONE 3.0s
-#10 [runtime 1/1] COPY envcheck /opt
-#10 DONE 0.1s
-"""
-
-
-def test_the_steps_that_were_built_again_are_those_that_are_not_cached() -> None:
-    assert list(cached_parts(LOG).items()) == [
-        ("RUN sh /run/os/os.sh tini", False),
-        ("RUN sh /run/install/install.sh torch /opt/venv", False),
-        ("RUN sh /run/install/install.sh base /opt/venv", True),
-        ("COPY envcheck /opt", True),
-    ]
 
 
 def saved(path: Path, *, time: int, mode: int = 0o644, text: bytes = b"x") -> list[equal.Entries]:
@@ -95,17 +70,3 @@ def test_images_that_differ_in_times_alone_are_equal(
     assert (actual["differing"], actual["content_equal"], actual["met"]) == (differing, not differing, not differing)
     assert (actual["entries"], actual["digests_equal"]) == (1, 0)
     assert equal.compare(one, other._replace(blobs=["sha256:c"]))["met"] is False
-
-
-def test_the_digests_of_an_oci_archive_are_those_of_its_manifest_and_layers(tmp_path: Path) -> None:
-    contents = {
-        "index.json": {"manifests": [{"digest": "sha256:aa"}]},
-        "blobs/sha256/aa": {"layers": [{"digest": "sha256:bb"}, {"digest": "sha256:cc"}]},
-    }
-    with tarfile.open(tmp_path / "image.tar", "w") as archive:
-        for name, content in contents.items():
-            text = json.dumps(content).encode()
-            entry = tarfile.TarInfo(name)
-            entry.size = len(text)
-            archive.addfile(entry, io.BytesIO(text))
-    assert equal.oci_digests(tmp_path / "image.tar") == ("sha256:aa", ["sha256:bb", "sha256:cc"])

@@ -2,13 +2,10 @@
 
 from collections.abc import Iterable
 
-import pytest
-
 from envcheck.cli.building.cell_to_build import newest_available, published_here
 from envcheck.data import data_path
 from envcheck.images.lockfile import read_locks
 from envcheck.images.targets import SHARED_GROUPS
-from envcheck.matrix.facts.model import Cell
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Query, resolve
 from envcheck.mirrors.profiles.model import Index, Profile
@@ -90,13 +87,3 @@ def test_where_only_the_python_index_answers_a_cuda_build_runs_on_the_cpu_with_i
 def test_where_nothing_is_found_it_is_what_resolve_names(servers: Servers) -> None:
     url = servers.start(Server(site([]))).url
     assert newest_available(MATRIX, CPU, profile(url)) == (CPU[0], None)
-
-
-@pytest.mark.parametrize("cell", ["torch2.13.0-cpu-py311"])
-def test_a_cell_that_is_not_asked_for_is_not_looked_up(servers: Servers, cell: str) -> None:
-    pages: list[str] = []
-    url = servers.start(Server(site([cell], pages=pages))).url
-    parsed = Cell.parse(cell)
-    assert parsed is not None
-    newest_available(MATRIX, [parsed], profile(url))
-    assert pages == ["/cpu/torch/"]

@@ -5,17 +5,13 @@ import os
 import sys
 from pathlib import Path
 
-import click
 import pytest
 
 from envcheck.cli.building import cell_to_build
 from envcheck.cli.building.cell_to_build import buildable
-from envcheck.cli.commands import demo
 from envcheck.errors import NothingLegalError, UnavailableError
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Query, resolve
-from envcheck.node import collect
-from envcheck.node.snapshot import Signal, Snapshot
 from tests.processes import ran
 
 MATRIX = load()
@@ -50,21 +46,6 @@ def test_a_venv_needs_the_cells_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell_to_build, "_has_python", lambda _: False)
     with pytest.raises(UnavailableError, match=r"install one of Python 3\.11"):
         buildable(MATRIX, [resolve(MATRIX, Query(variant="cpu"))], "venv")
-
-
-def test_its_first_step_says_what_resolve_says(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    no_gpu = Snapshot(
-        signals={"host.arch": Signal("x86_64"), "driver.version": Signal(reason="no library", why="failed")}
-    )
-    monkeypatch.setattr(collect, "identify", lambda: no_gpu)
-    monkeypatch.setattr(demo, "active_python", lambda: "3.12")
-    answer = demo._resolve(MATRIX, quiet=False)  # noqa: SLF001 (the step, without the build that follows it)
-    output = capsys.readouterr().out
-    assert click.unstyle(output).startswith("runs: torch2.15.0-cpu-py312\nwhy: ok")
-    assert "read from this node: python 3.12" in output
-    assert {"torch2.13.0-cpu-py311", "torch2.13.0-cpu-py312"} <= {row.cell for row in answer.ranked}
 
 
 @pytest.mark.torch

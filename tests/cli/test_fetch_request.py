@@ -42,8 +42,13 @@ def test_the_locks_come_with_the_wheel(tmp_path: Path) -> None:
     top = Path(__file__).parents[2]
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")]
     subprocess.run(build, cwd=top, check=True, capture_output=True)
-    with zipfile.ZipFile(next((tmp_path / "dist").glob("*.whl"))) as wheel:
+    [file] = (tmp_path / "dist").iterdir()
+    assert file.name.startswith("torch_envcheck-")
+    with zipfile.ZipFile(file) as wheel:
         wheel.extractall(tmp_path / "site")
+    [info] = (tmp_path / "site").glob("*.dist-info")
+    programs = (info / "entry_points.txt").read_text().splitlines()
+    assert {f"{name} = envcheck.cli:main" for name in ("envcheck", "torch-envcheck")} <= {*programs}
     profile = tmp_path / "profile.yaml"
     profile.write_text(
         "name: t\nclosed: true\npypi: [{url: 'http://127.0.0.1:9'}]\npytorch: [{url: 'http://127.0.0.1:9'}]\n"

@@ -15,12 +15,10 @@ from click.shell_completion import BashComplete
 from click.testing import CliRunner, Result
 
 from envcheck.cli import cli, main
-from envcheck.cli.commands import images as images_commands
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, NothingLegalError
 from envcheck.images import lock_on_top, lock_with_uv
 from envcheck.images.lockfile import Lock, Pin, read_locks
-from envcheck.images.size import ImageSize
 from envcheck.images.spec import load_spec
 from envcheck.images.targets import SHARED_GROUPS
 from envcheck.matrix.facts.model import Cell, HostArch
@@ -126,16 +124,6 @@ def test_a_directory_that_is_not_there_is_no_empty_list(tmp_path: Path) -> None:
         ended = CliRunner().invoke(cli, [command, "--images", str(tmp_path / "none")])
         assert ended.exit_code == 2
         assert "does not exist" in ended.output
-
-
-def test_a_lock_that_contradicts_the_facts_is_named_where_it_lies(run: Callable[..., Result], images: Path) -> None:
-    lock = images / CELL / "torch.lock"
-    lock.write_text(lock.read_text().replace("torch==2.13.0+cpu", "torch==2.12.1+cpu"))
-    wrong = f"{images / CELL}: the lock holds torch 2.12.1+cpu, not 2.13.0+cpu"
-    assert wrong in json.loads(run("images", CELL, "--json").stdout)["cells"][0]["error"]
-    ended = run("render", CELL)
-    assert isinstance(ended.exception, ConfigError)
-    assert ended.exception.message == wrong
 
 
 @pytest.mark.parametrize(
@@ -366,13 +354,3 @@ def test_a_target_is_locked_for_another_architecture_on_top_of_its_own_locks(
     assert requests == [("train", "aarch64")]
     assert {name for name in after if after[name] != before[name]} == {"train.aarch64.lock"}
     assert before.keys() == after.keys()
-
-
-def test_the_sizes_as_json_fill_no_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images_commands, "_engine", lambda wanted: wanted)
-    measured = ImageSize(image="i", total=1_000_000, layers=[], packages={})
-    monkeypatch.setattr(images_commands, "measure", lambda _engine, _image: measured)
-    shown = CliRunner().invoke(cli, ["images", "size", "i"])
-    assert shown.output.startswith("total   1.0 MB in 0 layers\npackages, the 0 largest of 0\n"), shown.output
-    monkeypatch.delattr(images_commands, "rendered")
-    assert json.loads(CliRunner().invoke(cli, ["images", "size", "i", "--json"]).output)["total"] == 1_000_000

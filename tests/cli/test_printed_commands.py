@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 import click
-import pytest
 
 from envcheck.cli import _LazyGroup, cli
 
@@ -91,19 +90,6 @@ def test_messages_name_commands() -> None:
 
 def test_each_command_that_is_printed_parses() -> None:
     assert [(where, command) for where, command in ALL if any(map(wrong, words_of(command)))] == []
-
-
-@pytest.mark.parametrize(
-    ("command", "word"),
-    [
-        ("run --require X", "--require"),
-        ("store publish", "publish"),
-        ("store gc --store X", "--store"),
-        ("images --jsn", "--jsn"),
-    ],
-)
-def test_a_command_that_is_none_is_found(command: str, word: str) -> None:
-    assert wrong(command.split()) == word
 
 
 def test_an_option_that_a_remedy_names_is_there() -> None:

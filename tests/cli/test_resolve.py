@@ -159,15 +159,6 @@ def test_a_list_of_gpus_is_taken_apart(run: Run, name: str, gpus: list[str]) -> 
     assert (code, json.loads(out)["wanted"]["gpus"]) == (0, gpus)
 
 
-def test_json_is_the_resolution(run: Run) -> None:
-    code, out, _ = run("resolve", "--gpu", "V100", "--driver", "590.44.01", "--json")
-    answer = json.loads(out)
-    assert code == 1
-    assert answer["schema"] == "envcheck/resolution/1"
-    assert (answer["verdict"], answer["cell"]) == ("gpu-dropped-by-driver", None)
-    assert all(set(row) == {"cell", "change", "verdict"} for row in answer["alternatives"])
-
-
 @each(
     ("args", "says"),
     [

@@ -99,16 +99,6 @@ def test_gc_is_1_when_all_that_is_left_is_published(run: Run, store: Store) -> N
     assert not run("gc", "--max-size", "1G").return_value
 
 
-def test_a_bundle_goes_out_and_comes_in(run: Run, tmp_path: Path) -> None:
-    assert "bundle.tar: " in run("export", "-o", str(tmp_path / "b")).stdout
-    done = run("import", str(tmp_path / "b"), root=tmp_path / "other")
-    assert "1 model imported" in done.stdout
-    assert (tmp_path / "other/current/hf/o/r/resolve/main/model.bin").read_bytes() == b"weights"
-    (tmp_path / "b/bundle.tar").write_bytes(b"x")
-    assert "copy it again" in failed(run("import", str(tmp_path / "b"), root=tmp_path / "third"), PromiseError)
-    assert not (tmp_path / "third/current").exists()
-
-
 def test_a_model_is_released_from_its_lock(run: Run, store: Store, tmp_path: Path) -> None:
     digest = store.add(b"other", "model.bin")
     model = Revision(repo="o/s", revision="1" * 40, files=[HubFile(path="m.bin", size=5, sha256=digest)])

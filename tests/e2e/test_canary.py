@@ -1,5 +1,7 @@
 """Secrets in every place a site has them, then every command: none is printed, logged, journalled or left in a file.
 
+And whatever a command does, it looks up and asks the mirror alone.
+
 What is named and not contained: a profile's `ca`, `netrc` and secret files are paths of this machine, and settings for
 this machine's own use that a person asked for (`mirror show --format`, a site's configuration) name them
 by those paths, as the clients read them there. So may what tells a person about the profile. Nothing that leaves the
@@ -13,6 +15,7 @@ import io
 import itertools
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -27,7 +30,7 @@ from envcheck.reports import formats
 from tests.certificates import signed
 from tests.e2e.canaries import Canaries
 from tests.e2e.site_mirror import Site, basic
-from tests.http_server import Servers, paced
+from tests.http_server import Answer, Server, Servers, paced
 from tests.mirrors.hub.conftest import COMMIT, REPO, Hub
 from tests.mirrors.site.conftest import running
 from tests.mirrors.site.upstreams import free_ports, get
@@ -38,6 +41,17 @@ ROOT = Path(__file__).resolve().parents[2]
 CELL = "torch2.13.0-cpu-py311"
 # The paths that a profile names: a directory and a file in it.
 PATHS = {"directory", "caname"}
+# What a process of Python's looks up, connects to or sends a datagram to.
+WATCH = """
+import sys
+def note(event, told):
+    if event in ("socket.connect", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo", "socket.gethostbyname"):
+        place = told[0] if event.startswith("socket.get") else told[1][0] if isinstance(told[1], tuple) else None
+        with open({!r}, "a") as file:
+            print(place, file=file)
+sys.addaudithook(note)
+"""
+LOCAL = {"localhost", "127.0.0.1", "::1", "None", platform.node()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +63,7 @@ class Place:
     secret: Path
     site: Site
     hub: Hub
+    proxy: Server
     canaries: Canaries
     env: dict[str, str]
 
@@ -80,6 +95,13 @@ class Place:
         assert int(str(ended.value.code)) == status, said
         return said
 
+    def strangers(self) -> set[str]:
+        """Return who was asked, looked up or sent anything besides the mirror: also what went by the proxy."""
+        noted = self.home.with_name("asked")
+        asked = set(noted.read_text().split()) if noted.exists() else set()
+        noted.unlink(missing_ok=True)
+        return asked - LOCAL | {request.path for request in self.proxy.requests}
+
     def left(self) -> dict[str, set[str]]:
         """Return what the search finds below the directory, but for what was put there."""
         return self.canaries.below(self.home, but=[self.secret, *self.secret.iterdir()])
@@ -89,9 +111,11 @@ class Place:
 def place(tmp_path: Path) -> Iterator[Place]:
     canaries = Canaries()
     secret = tmp_path / canaries["directory"]
-    home, wheels = tmp_path / "home", tmp_path / "wheels"
-    for directory in (secret, home):
+    home, wheels, watch = tmp_path / "home", tmp_path / "wheels", tmp_path / "watch"
+    for directory in (secret, home, watch):
         directory.mkdir()
+    (watch / "sitecustomize.py").write_text(WATCH.format(str(tmp_path / "asked")))
+    proxy = Server(lambda _: Answer(502))
     certified = signed(secret, "localhost", "127.0.0.1", name=f"{canaries['caname']}.pem")
     ca, tls = certified.ca, certified.context
     ca.write_text(f"# {canaries['comment']}\n{ca.read_text()}")
@@ -111,7 +135,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     env = {
         **{name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ},
         "HOME": str(home),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{watch}:{ROOT}",
         "UV_CACHE_DIR": str(home / "uv"),
         "PIP_CONFIG_FILE": os.devnull,
         "UV_NO_CONFIG": "1",
@@ -121,13 +145,16 @@ def place(tmp_path: Path) -> Iterator[Place]:
         "PIP_INDEX_URL": f"https://me:{canaries['userinfo']}@localhost/simple",
         "UV_INDEX_PYPI_MIRROR_PASSWORD": canaries["environment"],
         "NPM_TOKEN": canaries["environment"],
-        **dict.fromkeys(("http_proxy", "https_proxy"), f"http://me:{canaries['proxy']}@127.0.0.1:9"),
+        **dict.fromkeys(("http_proxy", "https_proxy"), f"http://me:{canaries['proxy']}@127.0.0.1:{proxy.port}"),
         "no_proxy": "localhost,127.0.0.1",
     }
     with Servers() as servers:
         servers.start(site)
         servers.start(hub)
-        yield Place(at, home, secret, site, hub, canaries, env)
+        servers.start(proxy)
+        place = Place(at, home, secret, site, hub, proxy, canaries, env)
+        yield place
+        assert place.strangers() == set()
 
 
 def locked(place: Place) -> Path:
@@ -166,6 +193,17 @@ def test_fetches(place: Place) -> None:
     assert place.canaries.within(message) == set()
     assert "demo-1.0-py3-none-any.whl" in message
     assert place.left() == {str(place.home / "site.yaml"): PATHS}
+
+
+def test_whom_else_a_command_asks_is_seen(place: Place) -> None:
+    words = ("fetch", "https://elsewhere.example/x", "--sha256", "0" * 64, "--mirror", "none")
+    place.run(*words, status=3)
+    assert {who.partition(":")[0] for who in place.strangers()} == {"elsewhere.example"}
+    place.proxy.requests.clear()
+    direct = {**place.env, "no_proxy": "*"}
+    command = [sys.executable, "-m", "envcheck", *words]
+    assert subprocess.run(command, cwd=place.home, env=direct, capture_output=True, check=False).returncode == 3
+    assert place.strangers() == {"elsewhere.example"}
 
 
 def test_a_fetch_that_is_killed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,16 +52,6 @@ def test_any_value_of_a_key_is_accepted_or_refused_by_name(key: str, value: Any)
     assert message is None or re.fullmatch(rf"x\.yaml:\d+: {key}\b.*", message), message
 
 
-@given(value=st.dictionaries(NAMES, VALUES, max_size=4))
-@example(value={"a - at `$x": 1})
-@example(value={"a - at `$": 1})
-@example(value={"pypi": [{"url": "/x", "kind": "a\nb"}]})
-@example(value={"pypi": [{"url": "/x", "kind": "a?b"}]})
-def test_any_mapping_is_a_profile_or_one_line(value: Any) -> None:
-    message = outcome(value)
-    assert message is None or re.fullmatch(r"x\.yaml:\d+: .+", message), message
-
-
 class UnaliasedDumper(yaml.SafeDumper):
     """Writes what is in two places twice: an alias is refused before anything else is read."""
 

@@ -19,7 +19,6 @@ from envcheck.mirrors.profiles.host_config import (
     uv_config,
 )
 from envcheck.mirrors.profiles.model import HuggingFace, Index
-from tests.tables import each
 
 PIP = PurePath("/etc/pip.conf")
 UV = PurePath("/etc/uv/uv.toml")
@@ -122,14 +121,6 @@ def test_pip_without_configuration_files_is_obeyed(machine: Path) -> None:
     (machine / "other.conf").write_text("[global]\nindex-url = https://b.example\n")
     profile = host_profile(_environ(machine, PIP_CONFIG_FILE=str(machine / "other.conf")), machine)
     assert profile.pypi == [Index(url="https://b.example")]
-
-
-@each("variable", ["PIP_INDEX_URL", "UV_INDEX", "PIP_FIND_LINKS", "HF_ENDPOINT"])
-def test_a_secret_in_the_machines_configuration_is_refused_and_not_repeated(machine: Path, variable: str) -> None:
-    for url in ("https://joe:hunter2@a.example/simple", "https://a.example/simple?token=hunter2"):
-        with pytest.raises(ConfigError, match=r"netrc") as refused:
-            host_profile(_environ(machine, **{variable: url}), machine)
-        assert "hunter2" not in str(refused.value)
 
 
 def test_an_unreadable_file_is_an_error_and_no_guess(machine: Path) -> None:

@@ -184,27 +184,6 @@ def test_an_unknown_key_is_answered_with_the_known_ones_of_its_place(text: bytes
     assert refused.value.fix.startswith(f"use one of {keys}")
 
 
-@each(
-    ("change", "message"),
-    [
-        *(
-            ((at, at.replace("https://", "https://joe:hunter2@")), r"user or password.*netrc")
-            for at in ("https://mirror.example/pypi", "https://mirror.example/whl", "https://hf.", "[https://mirror")
-        ),
-        (("registry.example", "joe:hunter2@registry.example"), r"site\.yaml:12: registry: a user or password"),
-        (
-            ("/pypi/simple", "/pypi/simple?token=hunter2"),
-            r"site\.yaml:3: pypi\[0\]\.url: a query in the URL .*simple\?.*netrc",
-        ),
-    ],
-)
-def test_a_secret_in_a_url_is_refused_and_not_repeated(site: Path, change: tuple[str, str], message: str) -> None:
-    (site / "site.yaml").write_text(WHOLE.replace(*change))
-    with pytest.raises(ConfigError, match=message) as refused:
-        load(site / "site.yaml")
-    assert "hunter2" not in str(refused.value)
-
-
 def test_a_certificate_file_must_hold_certificates_and_no_key(site: Path) -> None:
     for content in ("", "-----BEGIN CERTIFICATE-----\n-----BEGIN PRIVATE KEY-----\n"):
         (site / "ca.pem").write_text(content)
@@ -225,10 +204,3 @@ def test_a_certificate_file_must_hold_certificates_and_no_key(site: Path) -> Non
 def test_an_unknown_profile_says_what_there_is(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(name)
-
-
-@each("given", ["https://joe:hunter2@mirror.example/x", "https://mirror.example/x?token=hunter2"])
-def test_a_url_is_no_profile_and_its_secret_is_not_repeated(given: str) -> None:
-    with pytest.raises(ConfigError, match="is a URL, not a mirror profile") as error:
-        load(given)
-    assert "hunter2" not in str(error.value)

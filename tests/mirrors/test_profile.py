@@ -21,12 +21,6 @@ def test_an_endpoint_turns_xet_off_because_its_data_would_go_elsewhere() -> None
     assert (data["HF_HUB_ETAG_TIMEOUT"], data["HF_HUB_DOWNLOAD_TIMEOUT"]) == ("90", "60")
 
 
-def test_only_an_explicit_allow_lets_the_token_go_to_the_endpoint() -> None:
-    allowed = Profile(name="t", hf=HuggingFace(endpoint="https://hf.example", token="allow"))  # noqa: S106 (a policy)
-    assert "HF_HUB_DISABLE_IMPLICIT_TOKEN" not in hf_environment(allowed)
-    assert not [name for name in hf_environment(allowed) if name == "HF_TOKEN"]
-
-
 def test_local_sources_add_to_the_default_and_do_not_replace_it() -> None:
     local = [Index(url="/srv/wheels", kind="find-links"), Index(url="file:///srv/simple")]
     assert network_indexes(local) == [Index(url="default")]

@@ -96,16 +96,6 @@ def test_an_answer_that_is_nested_thousands_deep_ends_nothing_badly(
     assert ended == ends, message
 
 
-def test_logins_that_are_nested_thousands_deep_are_one_line(
-    lied: Site, fake: FakeRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (lied.folder / "config.json").write_bytes(b'{"auths":' * 5_000)
-    monkeypatch.setenv("DOCKER_CONFIG", str(lied.folder))
-    fake.fault = lambda _: Answer(401, headers={"WWW-Authenticate": 'Basic realm="x"'})
-    status, message = lied.run("pull", "--from", lied.name, "--policy", lied.policy)
-    assert (status, "not a valid file of logins" in message) == (2, True), message
-
-
 def test_a_list_of_tags_without_an_end_is_refused(
     lied: Site, fake: FakeRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

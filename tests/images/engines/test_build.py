@@ -215,20 +215,6 @@ def test_a_plan_is_all_that_the_engine_runs_and_names_no_final_tag(
     assert (plan.tag, plan.contexts) == ("site/torch:2.8.0-cu128-py311-runtime", {})
 
 
-def test_the_same_key_is_not_built_again_but_tagged(shelf: _Shelf, build_request: TargetRequest) -> None:
-    first = build(shelf, build_request)
-    repeated = build(shelf, build_request._replace(repository="other"))
-    assert (len(shelf.builds), repeated.skipped, repeated.seconds, repeated.key) == (1, True, 0.0, first.key)
-    assert repeated.image in shelf.images
-
-
-def test_an_alias_never_goes_back(shelf: _Shelf, build_request: TargetRequest) -> None:
-    shelf.put("site/torch:cu128-py311", {"envcheck.torch": "2.9.1+cu128"}, 99)
-    built = build(shelf, build_request)
-    assert built.held_back == {"site/torch:cu128-py311": "it names torch 2.9.1, which is newer"}
-    assert shelf.images["site/torch:cu128-py311"].id == "sha256:99"
-
-
 def test_a_failed_build_names_step_cause_and_log(shelf: _Shelf, build_request: TargetRequest) -> None:
     shelf.status = 1
     with pytest.raises(FailedError, match="hash mismatch") as failed:

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -172,26 +171,6 @@ def test_a_printed_run_holds_what_this_node_needs(
     (tmp_path / "infiniband").rmdir()
 
 
-@each("engine", BOTH)
-def test_it_reads_end_of_file_when_it_is_closed(program: Program, tmp_path: Path, engine: ContainerEngine) -> None:
-    (tmp_path / "eof").unlink(missing_ok=True)
-    program.answers()
-    running = Engine(engine).run_container("i:1", argv=["true"])
-    assert running.wait(0) is None
-    assert not (tmp_path / "eof").exists()
-    program.answers(inspect=(json.dumps({**STATE, "Status": "exited", "ExitCode": 137, "OOMKilled": True}), 0))
-    assert running.wait(0) == 137
-    assert running.out_of_memory() is True
-    assert running._client.stdin is not None  # noqa: SLF001 (closed by the kernel when this process dies)
-    running._client.stdin.close()  # noqa: SLF001
-    for _ in range(100):
-        if (tmp_path / "eof").exists():
-            break
-        time.sleep(0.1)
-    assert (tmp_path / "eof").exists()
-    running.close()
-
-
 def test_gpus_that_an_engine_does_not_know_are_said_so_and_nothing_is_left(program: Program) -> None:
     program.answers(init=("Error: setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=all", 126))
     with pytest.raises(UnavailableError, match=r"podman knows no NVIDIA GPUs of this machine; .*ctk cdi generate"):
@@ -205,15 +184,6 @@ def test_gpus_that_an_engine_does_not_know_are_said_so_and_nothing_is_left(progr
     with pytest.raises(UnavailableError, match="docker has no NVIDIA runtime configured; install nvidia-container"):
         Engine("docker").run_container("i:1", argv=["true"], gpus=True)
     assert program.asked("rm")[-1] == ["rm", "--force", "c0ffee"]
-
-
-def test_what_a_killed_run_left_is_swept_and_what_others_have_is_not(program: Program) -> None:
-    host = owner().rpartition(":")[0]
-    for label, swept in ((f"{host}:0000", True), (owner(), False), ("other-host:0000", False)):
-        (program.directory / "asked").unlink(missing_ok=True)
-        program.answers(ps=("old", 0), inspect=(label, 0))
-        Engine("podman")._sweep()  # noqa: SLF001 (before each container)
-        assert (program.directory / "asked").read_text().count('["rm", "old"]') == swept
 
 
 @pytest.mark.parametrize(

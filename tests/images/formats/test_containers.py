@@ -20,7 +20,6 @@ from tests.processes import ran
 from tests.tables import each
 
 ONE = [name for name, form in FORMATS.items() if form.one]
-URL = re.compile(r"https?://([^/\s]+)")
 
 
 @each("name", ONE)
@@ -29,15 +28,6 @@ def test_a_file_is_of_one_image_that_has_a_lock(name: str) -> None:
         written(name, specs(CPU, CUDA), REPOSITORY)
     with pytest.raises(ConfigError, match=f"{CPU} has no lock; run `envcheck lock {CPU}`"):
         written(name, [msgspec.structs.replace(specs(CPU)[0], locks=[])], REPOSITORY)
-
-
-@pytest.mark.parametrize("cell", [CPU, CUDA])
-@pytest.mark.parametrize("name", ONE)
-def test_a_file_ends_its_last_line_and_names_no_index_but_pytorchs(name: str, cell: str) -> None:
-    shown = text(name, cell)
-    assert shown.endswith("\n")
-    assert not shown.endswith("\n\n")
-    assert set(URL.findall(shown)) <= {"download.pytorch.org"}
 
 
 def devices(compose: dict[str, Any]) -> Any:

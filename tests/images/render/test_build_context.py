@@ -173,16 +173,6 @@ def test_without_a_mirror_the_given_wheels_are_taken_else_the_default_index_of_t
         assert not {"--no-index", "--default-index"} & set(asked.stderr.split())
 
 
-def test_a_secret_ca_is_trusted_without_a_mirror(
-    locked: ImageSpec, torch_wheels: Path, serve: Callable[..., Any], tmp_path: Path, target: Path
-) -> None:
-    certified = signed(tmp_path, "127.0.0.1")
-    site = serve(torch_wheels.parent / "index", certified.context)
-    context = write([locked], Profile(name="t", pypi=[Index(url=f"{site.url}/simple")]), tmp_path / "ctx")
-    assert install(context, "base", target).returncode != 0
-    assert install(context, "base", target, ENVCHECK_CA=str(certified.ca)).returncode == 0
-
-
 def test_envchecks_own_files_have_an_images_modes_whatever_the_clones(spec: ImageSpec, tmp_path: Path) -> None:
     context = write([spec], Profile(name="none"), tmp_path / "ctx").path
     shutil.copyfile(context / f"images/{CELL}/runtime.json", context / "promises.json")
@@ -224,38 +214,6 @@ def test_bytecode_holds_hashes_so_that_two_builds_are_equal(tmp_path: Path) -> N
     assert compiled == {"a": b"\x03\0\0\0", "c": b"\x03\0\0\0"}
 
 
-def test_a_wrong_hash_is_refused_and_nothing_is_installed(
-    locked: ImageSpec, site: Any, tmp_path: Path, target: Path
-) -> None:
-    context = write([locked], Profile(name="t", pypi=[Index(url=f"{site.url}/simple")]), tmp_path / "ctx")
-    lock = context.path / f"images/{CELL}/torch.lock"
-    digest = locked.locks[1].pins[0].sha256[0]
-    lock.write_text(lock.read_text().replace(digest, "0" * 64))
-    completed = install(context, "torch", target)
-    assert completed.returncode != 0
-    assert "Hash mismatch" in completed.stderr
-    assert installed(target) == set()
-
-
-def test_a_poisoned_mirror_is_refused_and_the_good_one_used(
-    locked: ImageSpec, site: Any, tmp_path: Path, target: Path, serve: Callable[[Path], Any], torch_wheels: Path
-) -> None:
-    poison = tmp_path / "poison"
-    shutil.copytree(torch_wheels.parent / "index", poison)
-    for path in poison.glob("*.whl"):
-        path.write_bytes(path.read_bytes() + b"x")
-    bad = serve(poison)
-    context = write(
-        [locked],
-        Profile(name="t", pypi=[Index(url=f"{bad.url}/simple"), Index(url=f"{site.url}/simple")]),
-        tmp_path / "ctx",
-    )
-    completed = install(context, "base", target)
-    assert completed.returncode == 0, completed.stderr
-    assert f"pypi-1 ({bad.url.removeprefix('http://')}) failed" in completed.stderr
-    assert installed(target) == {"numpy", "pip", "setuptools", "sympy"}
-
-
 def test_the_proof_passes_for_what_was_promised_and_names_what_was_not(
     locked: ImageSpec, torch_wheels: Path, tmp_path: Path, target: Path
 ) -> None:
@@ -294,9 +252,12 @@ def test_a_mirror_behind_a_private_ca_is_trusted_only_with_the_profiles_ca(
     certified = signed(tmp_path, "127.0.0.1")
     site = serve(torch_wheels.parent / "index", certified.context)
     profile = Profile(name="t", pypi=[Index(url=f"{site.url}/simple")])
-    refused = install(write([locked], profile, tmp_path / "without"), "base", target)
+    without = write([locked], profile, tmp_path / "without")
+    refused = install(without, "base", target)
     assert refused.returncode != 0
     assert "certificate" in refused.stderr
+    given = {"ENVCHECK_CA": str(certified.ca)}  # as a secret of a plain docker build
+    assert install(without, "base", target, **given).returncode == 0
     trusting = msgspec.structs.replace(profile, ca=str(certified.ca))
     completed = install(write([locked], trusting, tmp_path / "with"), "base", target)
     assert completed.returncode == 0, completed.stderr

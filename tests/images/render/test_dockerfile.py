@@ -13,16 +13,12 @@ import msgspec
 import pytest
 
 from envcheck.data import data_path
-from envcheck.errors import ConfigError
 from envcheck.images.dockerfile import (
-    Drift,
     drift,
     labels,
     remove_orphans,
-    render_cell,
     render_cells,
     render_dockerfile,
-    write,
 )
 from envcheck.images.formats import bake_of_checkout
 from envcheck.images.lockfile import Lock
@@ -73,11 +69,6 @@ def test_committed_images_name_no_url_no_mirror_no_date_and_no_secret() -> None:
     assert {str(path): offences(path.read_text()) for path in files if offences(path.read_text())} == {}
 
 
-def test_a_cell_without_a_lock_is_refused_with_what_to_do(matrix: Matrix) -> None:
-    with pytest.raises(ConfigError, match="envcheck lock torch2"):
-        render_cell(make_spec(matrix, CELL, []))
-
-
 def test_layers_are_ordered_by_how_rarely_they_change_and_labels_come_last(spec: ImageSpec) -> None:
     text = render_dockerfile(spec)
     steps = ["os.sh", "install.sh nvidia", "install.sh torch", "install.sh base", "install.sh envcheck", "LABEL"]
@@ -122,25 +113,6 @@ def test_every_promise_is_a_label(spec: ImageSpec) -> None:
 def test_a_kept_value_reaches_the_image_as_it_is(spec: ImageSpec) -> None:
     text = render_dockerfile(spec, kept={"HF_ENDPOINT": 'https://hf.example/$x"y'})
     assert 'ENV HF_ENDPOINT="https://hf.example/\\$x\\"y"\n' in text
-
-
-def test_missing_stale_and_orphan_files_are_each_found(spec: ImageSpec, tmp_path: Path) -> None:
-    expected = render_cells([spec])
-    write(tmp_path, expected)
-    assert drift(tmp_path, expected) == []
-    (tmp_path / str(CELL) / "Dockerfile").write_text("FROM x\n")
-    (tmp_path / str(CELL) / "torch.lock").unlink()
-    (tmp_path / "torch1.0.0-cpu-py39").mkdir()
-    (tmp_path / "torch1.0.0-cpu-py39/Dockerfile").touch()
-    assert drift(tmp_path, expected) == [
-        Drift(path="torch1.0.0-cpu-py39/Dockerfile", kind="orphan"),
-        Drift(path=f"{CELL}/Dockerfile", kind="stale"),
-        Drift(path=f"{CELL}/torch.lock", kind="missing"),
-    ]
-    assert remove_orphans(tmp_path, expected) == ["torch1.0.0-cpu-py39/Dockerfile"]
-    write(tmp_path, expected)
-    assert drift(tmp_path, expected) == []
-    assert [path.name for path in tmp_path.iterdir()] == [str(CELL)]
 
 
 def test_files_that_rendering_never_gave_stay_whatever_directory_was_named(spec: ImageSpec, tmp_path: Path) -> None:

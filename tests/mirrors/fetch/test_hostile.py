@@ -164,13 +164,6 @@ def test_a_compressed_bomb_is_cut_off(start: Start) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
 
 
-@each("target", ["file:///etc/passwd", "ftp://h/x", "//", "http://[", "javascript:x", "data:text/html,x"])
-def test_a_redirect_to_what_is_no_host_is_refused(start: Start, target: str) -> None:
-    head = f"HTTP/1.1 302 Found\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode()
-    with pytest.raises(NetworkError):
-        simple_api.read_page(Client(), start(lambda _: [head]))
-
-
 # As the resolver reads them.
 SPELT = ["127.1", "0", "0177.0.0.1", "0x7f000001", "2130706433"]
 

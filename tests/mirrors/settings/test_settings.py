@@ -169,13 +169,6 @@ def test_what_a_setting_cannot_do_is_said(form: str) -> None:
     assert [words for words in SAID[form] if words not in cannot(form)] == []
 
 
-def test_a_token_that_the_profile_does_not_allow_is_not_sent() -> None:
-    never = msgspec.structs.replace(SITE, hf=HuggingFace(endpoint="https://hf.example"))
-    assert "HF_TOKEN is not sent to hf.example" in cannot("hf", never)
-    assert "HF_TOKEN=" not in text("env", never)
-    assert "HF_HUB_DISABLE_IMPLICIT_TOKEN=1" in text("env", never)
-
-
 @each("form", FORMATS)
 def test_a_profile_that_says_nothing_of_a_client_is_told_so(form: str) -> None:
     with pytest.raises(ConfigError, match="empty: "):

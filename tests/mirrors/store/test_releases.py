@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from envcheck.errors import ConfigError, PromiseError, UnavailableError
+from envcheck.errors import PromiseError, UnavailableError
 from envcheck.mirrors.store import releases
 from envcheck.mirrors.store.objects import Store
 from envcheck.mirrors.store.tree import Contents
@@ -57,17 +57,6 @@ def test_publishing_adds_to_what_is_served_unless_told_otherwise(store: Store, c
     releases.release(store, Contents(wheels=torch), keep=9, merge=False)
     names = [[w.name.partition("-")[0] for w in releases.read_manifest(store, n).contents.wheels] for n in (1, 2, 3)]
     assert names == [["alpha"], ["alpha", "beta"], ["torch"]]
-
-
-def test_rollback(store: Store, contents: Contents) -> None:
-    for number in range(3):
-        releases.release(store, republished(contents, number), keep=9)
-    assert releases.rollback(store) == 2
-    assert (releases.current(store), (store.root / "current").readlink()) == (2, Path("versions/2"))
-    releases.make_current(store, 3)
-    releases.make_current(store, 1)
-    with pytest.raises(ConfigError, match="no version before 1"):
-        releases.rollback(store)
 
 
 def test_so_many_are_kept_and_the_one_that_was_served(store: Store, contents: Contents) -> None:

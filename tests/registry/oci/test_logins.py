@@ -101,6 +101,7 @@ def test_the_files_count_in_their_order(home: Path) -> None:
         f'{{"auths": ["{CANARY}"]}}',
         f'["{CANARY}"]',
         "\xff",
+        '{"auths":' * 5_000,
     ],
 )
 def test_a_file_that_is_no_file_of_logins_is_refused_without_its_text(home: Path, content: str) -> None:
