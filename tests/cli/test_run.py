@@ -316,7 +316,7 @@ def test_a_budget_names_what_did_not_fit_and_the_exit_code_is_that_of_what_ran(
     run: Envcheck, add: Add, tmp_path: Path
 ) -> None:
     add("good", "passed('fine')", options="seconds=0.1")
-    add("dear", "passed('never')", options="seconds=500")
+    add("dear", "passed('never')", measure=f"open({str(tmp_path / 'begun')!r}, 'w')", options="seconds=500")
     planned = " ".join(run(*own(tmp_path), "--budget", "1m", "--only", "dear", "--dry-run").stdout.split())
     assert "0 expected to fit into 60 s" in planned
     assert "dear quick left out it holds" in planned
@@ -324,6 +324,7 @@ def test_a_budget_names_what_did_not_fit_and_the_exit_code_is_that_of_what_ran(
     text = " ".join(done.stdout.split())
     assert done.returncode == 0
     assert "skip dear: left out: planned for 500 s" in text
+    assert not (tmp_path / "begun").exists()
     assert "; 1 check left out by the budget" in text
     nothing = run(*own(tmp_path, "dear"), "--budget", "60s")
     assert nothing.returncode == 3

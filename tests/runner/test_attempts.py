@@ -5,14 +5,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
 
-from envcheck.checks import ERROR, FAIL, PASS, WARN, Outcome, View, failed, passed, too_slow, undecided, warned, worst
+from envcheck.checks import ERROR, FAIL, PASS, WARN, Outcome, View, failed, passed, too_slow, undecided, warned
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner import judging, outcomes
 from envcheck.runner.outcomes import outcome_row
 from envcheck.runner.schema import OutcomeRow
-from tests.builders import after_rules, check_module
+from tests.builders import check_module
 from tests.tables import each
 
 OUTCOMES = {
@@ -73,18 +72,6 @@ def test_what_was_wrong_once_is_the_verdict_whatever_comes_later(rounds: list[li
     assert len([a for a in combined.attempts if a.shown]) == 1
 
 
-@given(st.lists(KINDS, min_size=1, max_size=9), st.lists(KINDS, min_size=1, max_size=9))
-def test_no_order_of_attempts_makes_wrong_data_better(first: list[str], second: list[str]) -> None:
-    rows = [made(kind) for kind in [*first, *second]]
-    for row in rows[len(first) :]:
-        row.attempts[:] = [structs.replace(attempt, round=2) for attempt in row.attempts]
-    combined = outcomes.combine(rows)
-    if "wrong" in first + second:
-        assert (combined.status, combined.remeasure) == (FAIL, False)
-    if "lost" in first + second:
-        assert combined.status in (FAIL, ERROR)
-
-
 @each(
     ("kinds", "status", "shown"),
     [
@@ -135,17 +122,3 @@ def test_a_finding_that_is_not_sound_is_an_error_and_hides_no_other(bad: Outcome
     beside = judged(Outcome(FAIL, "wrong", remedy="r", findings=(wrong, bad)))
     assert beside.status == FAIL
     assert {f.status for f in beside.findings} == {FAIL, ERROR}
-
-
-def test_without_peer_to_peer_slowness_is_excused_and_wrong_data_is_not() -> None:
-    both = judged(attempts_worst("slow", "wrong"))
-    outcome = after_rules(both, FOUND, {"ran_with": ["NCCL_P2P_DISABLE=1"]})
-    assert (outcome.status, outcome.summary) == (FAIL, "wrong data")
-    assert [f.status for f in outcome.findings] == [FAIL, ERROR]
-    slow = after_rules(judged(OUTCOMES["slow"]), FOUND, {"ran_with": ["NCCL_P2P_DISABLE=1"]})
-    assert slow.status == ERROR
-
-
-def attempts_worst(*kinds: str) -> Outcome:
-    """Return one outcome that holds these."""
-    return worst([OUTCOMES[kind] for kind in kinds], otherwise=passed("fine"))

@@ -18,12 +18,6 @@ def check_module(judge: Callable[..., Any], **check: Any) -> CheckModule:
     return builders.check_module("x", "node", judge, **check)
 
 
-@each(("signal", "reason"), [("unread", "permission denied"), ("never", "not collected")])
-def test_an_unread_signal_is_an_error_that_names_it_and_its_reason(signal: str, reason: str) -> None:
-    outcome = decide(check_module(lambda _: passed("fine"), signals=("read", signal)), VIEW)
-    assert (outcome.status, outcome.summary) == ("error", f"undetermined: cannot read {signal}: {reason}")
-
-
 @each("error", [ZeroDivisionError, KeyError, IndexError, TypeError, ValueError, AttributeError])
 def test_a_judge_that_breaks_is_an_error_that_names_its_file(error: type[Exception]) -> None:
     def judge(_: View) -> Outcome:

@@ -43,21 +43,6 @@ def test_a_plan_says_beforehand_what_it_expects_to_fit(spare: float, fitting: li
     assert expected_to_fit(plan(chosen, level="full", nproc=2)) == ["node", "a", "b", "c"]
 
 
-def test_what_does_not_fit_is_not_begun_and_is_a_skip_that_says_so(
-    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
-) -> None:
-    add("cheap", "return {}", "ranks=1, seconds=0.1")
-    add("dear", f"open({str(tmp_path / 'begun')!r}, 'w')\nreturn {{}}", "ranks=1, seconds=500")
-    run = run_site(budget=60.0)
-    left = run.outcomes["dear"]
-    assert (run.outcomes["cheap"].status, left.status, left.left_out) == ("pass", "skip", True)
-    assert left.code == "budget.left-out"
-    assert left.summary.endswith("s of the budget of 60 s were left")
-    assert not (tmp_path / "begun").exists()
-    assert run.verdict.sentence.endswith("; 1 check left out by the budget")
-    assert (run.verdict.exit_code, run.verdict.counts["pass"]) == (0, 1)
-
-
 def test_what_came_before_counts_and_a_check_that_has_begun_is_finished(
     add: Callable[..., Path], run_site: Callable[..., Run]
 ) -> None:
