@@ -121,8 +121,7 @@ def _parse_entry(entry: Mapping[str, Any], url: str) -> IndexFile:
 
 def _as_pip_asks(url: str) -> str:
     """Return the URL with the + of a version as %2B: object stores take a bare one for a blank (aptly#98)."""
-    path, mark, query = url.partition("?")
-    return path.replace("+", "%2B") + mark + query
+    return re.sub(r"^[^?]+", lambda path: path[0].replace("+", "%2B"), url)
 
 
 class _Links(HTMLParser):
@@ -297,6 +296,8 @@ def match_files(
         if not any(file.sha256 in package.sha256 for file in matching):
             unhashed = any(file.sha256 is None for file in matching)
             why = "its page has no hashes" if unhashed else "no file on its page has a hash of the lock"
+            if not any(_belongs_to(package, file.name) for file in page):
+                why = f"its page lists no file of {package.project}: open its URL in a browser, it may be another page"
             reasons.append(f"{prefix}{why}")
     names = {str(file.sha256): file.name for file in reversed(listed) if file.sha256 in package.sha256}
     unsure = {file.name for file in listed if file.sha256 is None} | {path.name for path in local}

@@ -97,6 +97,20 @@ def test_the_proxy_is_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None
     assert proxy_login("http://proxy.example") is None
 
 
+def test_tls_and_socks_where_there_is_plain_http(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """github.com/pypa/pip/issues/10893: https_proxy=https://... of a proxy that speaks no TLS."""
+    plain = servers.start(Server(lambda _: Answer(200)))
+    with pytest.raises(NetworkError, match=r"^TLS: .*it speaks plain http there"):
+        Client().get(f"https://{plain.netloc}/x")
+    monkeypatch.delenv("no_proxy", raising=False)
+    proxies = {f"https://{plain.netloc}": "it speaks plain http there", "socks5://s.invalid:1": "only an http or https"}
+    for proxy, message in proxies.items():
+        monkeypatch.setenv("https_proxy", proxy)
+        with pytest.raises(NetworkError, match=f"^its proxy: .*{message}") as caught:
+            Client().get("https://mirror.invalid/x")
+        assert caught.value.fix.startswith("correct https_proxy")
+
+
 def test_only_a_fragment_of_a_sha256_is_a_hash() -> None:
     assert split_sha256("https://a/x.bin?y=1") == ("https://a/x.bin?y=1", None)
     for fragment in ("", "section", "page=3", "0" * 64):

@@ -118,6 +118,13 @@ def test_a_wheel_of_this_machine_is_a_place_too(tmp_path: Path) -> None:
     assert locate([NEED], indexes, Client()) == [LocatedFile(wheel.name, A, None, (), (wheel,))]
 
 
+def test_a_page_of_something_else_is_told_from_one_without_the_version() -> None:
+    """github.com/astral-sh/uv/issues/11136: an index's URL without its /+simple; or a page to log in."""
+    page = parse_page([b'<h1><a href="/">devpi</a></h1><form action="/login"><a href="/+help">?</a>'], "text/html", URL)
+    with pytest.raises(UnavailableError, match="its page lists no file of torch: open its URL in a browser"):
+        match_files(NEED, [page])
+
+
 def test_who_was_asked_in_vain_is_named() -> None:
     pages: list[Page] = [NetworkError("it answers 404"), [IndexFile(W, "https://x.example/t", B)]]
     message = "torch: one.example: it answers 404; two.example: no file on its page has a hash of the lock"
@@ -166,5 +173,5 @@ def test_names_that_are_in_use_are_read() -> None:
 @pytest.mark.timeout(120)
 def test_a_page_of_such_names_is_read_in_seconds() -> None:
     page = [IndexFile(BOMB, f"http://t/{number}", A if number % 2 else None) for number in range(50_000)]
-    with pytest.raises(UnavailableError, match="no file on its page"):
+    with pytest.raises(UnavailableError, match="its page lists no file of torch"):
         match_files(LockedPackage("torch", (A,), version="1.0"), [page])

@@ -21,7 +21,7 @@ from envcheck.mirrors import site_sources
 from envcheck.mirrors.net.client import hub_client
 from envcheck.mirrors.profiles.host_config import ca_bundle
 from envcheck.mirrors.profiles.load import load
-from envcheck.mirrors.profiles.model import Profile, has_userinfo, redacted, without_query
+from envcheck.mirrors.profiles.model import Profile, has_userinfo, redacted
 from envcheck.mirrors.site import (
     Registry,
     Site,
@@ -177,7 +177,7 @@ def _pairs(texts: tuple[str, ...], value_name: str) -> dict[str, str]:
 
 def _without_secret(url: str) -> str:
     """Return the URL. Raise ConfigError if it may contain a secret, which would be written to the site's files."""
-    if has_userinfo(url) or without_query(url) != url:
+    if has_userinfo(url) or "?" in url:
         refuse(
             f"{redacted(url)!r} has a password, a user or a query",
             "remove it, and set credentials in the environment of the started programs",

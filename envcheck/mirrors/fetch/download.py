@@ -30,7 +30,6 @@ from envcheck.mirrors.net.network_errors import (
     NetworkError,
     SlowError,
     StatusError,
-    fail,
     is_missing,
     joined_advice,
 )
@@ -58,6 +57,12 @@ _CUT: Final = "the response ended too early"
 
 class _WrongHashError(NetworkError):
     """A source whose file is another one."""
+
+
+class _DoubtfulError(BrokenError):
+    """A source of another file, or of a part of the right one: it told no size (github.com/NixOS/nix/issues/4533)."""
+
+    retry = True
 
 
 @dataclasses.dataclass(eq=False)
@@ -111,14 +116,17 @@ class FileDownload:
     def run(self) -> None:
         """Download the file and verify its hash.
 
-        A small file comes whole from the first source that has it. Any other comes in parts from all sources together,
-        and then whole if they ignore ranges or their parts have a wrong hash. Raise PromiseError if a source has
-        another file, UnavailableError if none gives it.
+        A small file comes whole from the first source that has it, and so does one whose size no source tells. Any
+        other comes in parts from all sources together, and then whole if they ignore ranges or their parts have a wrong
+        hash. Raise PromiseError if a source has another file, UnavailableError if none gives it.
         """
-        if self.small:
+        size, journal = self._target.size, disk.read_journal(self._part, self._target.digest)
+        if size is None and not self.small:
+            size = journal.size if journal.pieces else self._reported_size()
+        if self.small or size is None:
             self._run_whole(self._target.urls)
             return
-        self._begin(disk.read_journal(self._part, self._target.digest))
+        self._begin(journal, size)
         self._hasher = self._target.hasher(self.size)
         try:
             self._run_threads(self._work, min(self._options.connections, len(self._gaps)))
@@ -168,11 +176,8 @@ class FileDownload:
             gave[host_of(source.url)] += source.gave
         return +(gave + collections.Counter({"an earlier run": self.found}))
 
-    def _begin(self, journal: disk.Journal) -> None:
+    def _begin(self, journal: disk.Journal, size: int) -> None:
         """Give the file its size, and keep the pieces of an earlier run; they are of the size that was right then."""
-        size = self._target.size
-        if size is None:
-            size = journal.size if journal.pieces else self._reported_size()
         piece = MIB
         while size > piece * _MOST_PIECES:
             piece *= 2
@@ -184,19 +189,26 @@ class FileDownload:
         self._gaps = [(start, start + lacking) for start, lacking in zip(starts, self._lacking, strict=True) if lacking]
         self._present = self.found = size - sum(self._lacking)
 
-    def _reported_size(self) -> int:
-        """Return the size that the first source reports that reports any. Raise UnavailableError if none does."""
+    def _reported_size(self) -> int | None:
+        """Return the size that the first source reports that reports any. Raise UnavailableError if none has the file.
+
+        None: those that have it send it without its size, as codeload.github.com does.
+        """
 
         def ask(url: str) -> int:
             with self._options.client.get(url, {"Range": "bytes=0-0"}) as answer:
                 size = file_size(answer.status, answer.headers)
-                if size is None and answer.status not in {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}:
+                if size is None and answer.status in {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}:
+                    raise WholeFileError
+                if size is None:
                     raise StatusError(answer.status, answer.headers)
-                return _known_size(size, answer)
+                return size
 
         try:
             return try_sources(self._target.urls, ask, self._options.stop)[0]
         except NoSourceError as error:
+            if any(isinstance(reason, WholeFileError) for reason in error.reasons.values()):
+                return None
             raise self._no_source_error(error.reasons) from error
 
     def _run_threads(self, work: Callable[[], None], number: int) -> None:
@@ -353,25 +365,29 @@ class FileDownload:
         with self._answer(url, {}) as answer:
             answer.demand_ok()
             length = file_size(answer.status, answer.headers)
-            if self._target.size is not None and length not in {None, self._target.size}:
-                fail(f"its file has {length} bytes, not {self._target.size}")
-            self.size = _known_size(self._target.expected if length is None else length, answer)
+            size = self._target.size if length is None else length
+            if self._target.size not in {None, size}:
+                answer.fail_as_another(f"its file has {size} bytes, not {self._target.size}")
+            self.size = size or 0
             disk.reserve(self._file, self.size, self._part)
             hasher, at = self._target.hasher(self.size), 0
             for chunk in answer.chunks(_CHUNK):
-                fresh = chunk[: self.size - at]
+                fresh = chunk if size is None else chunk[: size - at]
                 disk.write(self._file, fresh, at)
                 hasher.update(fresh)
                 at = self._present = at + len(fresh)
+                self.size = max(self.size, at)
                 self.moved += len(fresh)
-                if at == self.size or self._is_over():
+                if at == size or self._is_over():
                     break
         if at < self.size:
             broken = BrokenError(_CUT)
             broken.retry = not self._is_over()
             raise broken
         if hasher.hexdigest() != self._target.digest:
-            fail("its file has another hash", kind=_WrongHashError)
+            if size is None:
+                answer.fail_as_another("its file has another hash, or was cut off", kind=_DoubtfulError)
+            answer.fail_as_another("its file has another hash", kind=_WrongHashError)
         for source in self._sources:
             source.gave = self.size if source.url == url else 0
 
@@ -421,9 +437,3 @@ class FileDownload:
         again = "" if errors and all(map(is_missing, errors)) else f", or run it again{kept}"
         fix = joined_advice((error.fix for error in errors if error), again, other=self._target.other_fix)
         return no_answer_error(message, fix, errors)
-
-
-def _known_size(size: int | None, answer: HttpResponse) -> int:
-    if size is None:
-        fail(f"it answers {answer.status} without the size of the file")
-    return size

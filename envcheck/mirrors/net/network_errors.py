@@ -22,16 +22,21 @@ _TLS_ADVICE: Final = {
     **dict.fromkeys((9, 10), "have its certificate renewed, or set this machine's clock"),
     **dict.fromkeys((62, 64), "use the host name that its certificate has"),
 }
+_NO_TLS: Final = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}
 _LOGIN: Final = "add a login for this host to the profile (`netrc:` or `credentials:`)"
+_GATED: Final = "accept its terms on its page at the hub, and set `hf: {token: allow}` in the profile"
 _STATUS_ADVICE: Final[Mapping[int, str]] = {
     HTTPStatus.PROXY_AUTHENTICATION_REQUIRED: "add the proxy's user and password to http_proxy or https_proxy",
     HTTPStatus.UNAUTHORIZED: _LOGIN,
-    HTTPStatus.FORBIDDEN: _LOGIN,
+    # Public mirrors refuse networks that fetched much (tuna/issues#2154), and object stores what they lack.
+    HTTPStatus.FORBIDDEN: f"use another host, or {_LOGIN}",
+    HTTPStatus.NETWORK_AUTHENTICATION_REQUIRED: "log in to this network with a browser",
 }
 # http.client's text for a proxy that refuses; the proxy's own words follow the status.
 _TUNNEL: Final = re.compile(r"Tunnel connection failed: ([0-9]{3})\b")
 _NOT_HTTP: Final = "its answer is not valid HTTP"
 _TEXTS: Final[Mapping[type[Exception], str]] = {
+    urllib3.exceptions.ProxySchemeUnknown: "only an http or https proxy can be asked",
     ValueError: "its URL is invalid",
     urllib3.exceptions.InvalidHeader: _NOT_HTTP,
     urllib3.exceptions.DecodeError: "its Content-Encoding cannot be read",
@@ -89,7 +94,8 @@ class StatusError(NetworkError):
     def __init__(self, status: int, headers: Mapping[str, str], of: str = "") -> None:
         self.after = _retry_after(headers, time.time()) if status in _BUSY else None
         wait = f" and asks to wait {self.after:.0f} s" if self.after is not None and self.after >= 1 else ""
-        super().__init__(f"it answers {status}{of}{wait}", _STATUS_ADVICE.get(status, ""))
+        gated = headers.get("X-Error-Code") == "GatedRepo"
+        super().__init__(f"it answers {status}{of}{wait}", _GATED if gated else _STATUS_ADVICE.get(status, ""))
         self.status = status
         self.retry = status in _BUSY
 
@@ -137,7 +143,8 @@ def _text(error: Exception) -> str:
     if stalled is not None:
         return str(stalled)
     if failed is not None:
-        return f"TLS: {getattr(failed, 'verify_message', '') or getattr(failed, 'reason', '') or 'failed'}"
+        told = getattr(failed, "verify_message", "") or getattr(failed, "reason", "") or "failed"
+        return f"TLS: {told}{' (it speaks plain http there, as it seems)' if told in _NO_TLS else ''}"
     reason = getattr(error, "reason", None)
     if isinstance(reason, Exception):
         return _text(reason)

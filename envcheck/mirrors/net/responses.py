@@ -12,12 +12,19 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from envcheck.mirrors.net.network_errors import BrokenError, NetworkError, StalledError, StatusError, network_error
+from envcheck.mirrors.net.network_errors import (
+    BrokenError,
+    NetworkError,
+    StalledError,
+    StatusError,
+    fail,
+    network_error,
+)
 
 # A response must deliver at least BYTES in SECONDS of waiting; its head must be there SECONDS after its first byte.
 SECONDS: Final = 25.0
@@ -165,6 +172,14 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
             told = self.headers.get("Content-Range", "no Content-Range")[:60]
             message = f"it sends another part or file than requested: {told!r}, not bytes {start}-{stop - 1}/{size}"
             raise NetworkError(message)
+
+    def fail_as_another(self, message: str, *, kind: type[NetworkError] = NetworkError) -> NoReturn:
+        """Raise the error of a body that is not the expected file: `message`, or that it is a web page."""
+        if not self.headers.get("Content-Type", "").lower().startswith("text/html"):
+            fail(message, kind=kind)
+        fail(
+            "it sends a web page, not the file", "open its URL in a browser: a login or a firewall may stand before it"
+        )
 
     def abort(self) -> None:
         """End a read that waits in another thread."""

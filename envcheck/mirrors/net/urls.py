@@ -69,12 +69,10 @@ def is_loopback(host: str) -> bool:
     if host.lower().rstrip(".") == "localhost" or host.lower().rstrip(".").endswith(".localhost"):
         return True
     try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        try:
-            address = ipaddress.ip_address(socket.inet_aton(host))  # 127.1 or 0x7f000001, as the resolver reads it
-        except (OSError, ValueError):
-            return False
+        # 127.1 and 0x7f000001 are addresses to the resolver, too.
+        address = ipaddress.ip_address(host if ":" in host else socket.inet_aton(host))
+    except (OSError, ValueError):
+        return False
     mapped = getattr(address, "ipv4_mapped", None) or address
     return bool(mapped.is_loopback or mapped.is_unspecified)
 

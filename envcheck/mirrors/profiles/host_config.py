@@ -19,7 +19,6 @@ from envcheck.mirrors.profiles.model import (
     Profile,
     has_userinfo,
     redacted,
-    without_query,
 )
 
 
@@ -147,7 +146,7 @@ def merge(uv: ClientConfig, pip: ClientConfig, *, ca: str | None, netrc: str | N
     extra = list(dict.fromkeys([*uv.extra, *pip.extra]))
     links = [Index(url=url, kind="find-links") for url in dict.fromkeys([*uv.find_links, *pip.find_links])]
     for url in [default, *extra, *(link.url for link in links), hf.endpoint or ""]:
-        what = "password" if has_userinfo(url) else "query" if without_query(url) != url else None
+        what = "password" if has_userinfo(url) else "query" if "?" in url else None
         if what:
             message = f"this machine's pip, uv or HF configuration has a {what} in {redacted(url)}"
             raise ConfigError(message, fix="move the secret to ~/.netrc, which reaches a build as a secret only")

@@ -29,7 +29,6 @@ from envcheck.mirrors.profiles.model import (
     Profile,
     has_userinfo,
     redacted,
-    without_query,
 )
 
 Kind = Literal["pypi", "pytorch", "hf", "apt", "conda", "npm", "registry", "modelscope"]
@@ -362,7 +361,7 @@ def _url_problems(profile: Profile) -> _Problems:
         if _SHELL & set(url):
             problem = f"a quote, a backtick, a backslash, $, ;, <, > or | in the URL {shown!r}"
             yield key_path, problem, "write it percent-encoded, a backtick as %60"
-        if without_query(url) != url:
+        if "?" in url:
             fix = "remove the query; move a token to a netrc file, and name it under `netrc:`"
             yield key_path, f"a query in the URL {shown}", fix
         for name in re.findall(r"\{([^{}]*)\}", url):

@@ -135,11 +135,6 @@ def host_of(url: str) -> str:
     return host if host.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in host)
 
 
-def without_query(url: str) -> str:
-    """Return the URL up to its `?`: a query is often a token, and a path cannot be appended to it."""
-    return url.partition("?")[0]
-
-
 def without_queries(text: str) -> str:
     """Return a program's output without the queries of its URLs: a signed link is a secret."""
     return _QUERY.sub(r"\1?...", text)

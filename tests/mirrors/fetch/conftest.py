@@ -34,7 +34,7 @@ class Faults:
     `status`: it answers so to requests whose number is `busy`. `ranges_until`: it forgets of ranges after so many.
     `expires`: every so many requests it answers 403, as to a link that has run out. `most`: no answer has more bytes.
     `extra`: each has so many more than were asked for. Not `sized`: it says no length, and ends with the connection.
-    `drip`: seconds before each byte of a body.
+    `drip`: seconds before each byte of a body. `kind`: its Content-Type. `code`: its X-Error-Code, as hubs have it.
     """
 
     content: bytes = CONTENT
@@ -56,6 +56,8 @@ class Faults:
     extra: int = 0
     sized: bool = True
     drip: float = 0.0
+    kind: str | None = None
+    code: str | None = None
 
 
 class FileServer(Server):
@@ -83,12 +85,13 @@ class FileServer(Server):
         if faults.expires is not None and number % faults.expires == 0:
             return Answer(403, headers={"Retry-After": faults.retry_after} if faults.retry_after else {})
         if faults.status and faults.busy(number):
-            return Answer(faults.status, headers={"Retry-After": faults.retry_after} if faults.retry_after else {})
+            told = {"Retry-After": faults.retry_after, "X-Error-Code": faults.code}
+            return Answer(faults.status, headers={name: value for name, value in told.items() if value})
         return self._file(faults, request)
 
     def _file(self, faults: Faults, request: Request) -> Answer:
         etag, total = faults.etag(request.number), len(faults.content)
-        tag = {} if etag is None else {"ETag": etag}
+        tag = {name: value for name, value in {"ETag": etag, "Content-Type": faults.kind}.items() if value is not None}
         forgets = faults.ranges_until is not None and request.number > faults.ranges_until
         span = request.span(total) if faults.ranges and not forgets else None
         if span is None or request.headers.get("If-Range", etag) != etag:

@@ -136,10 +136,50 @@ def test_the_second_source_gives_what_the_first_does_not(
     assert leftovers(want) == []
 
 
-def test_a_login_page_hides_no_other_source(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
-    want = wanted_file(serve(content=b"<html>", ranges=False), serve(), size=None)
+@pytest.mark.parametrize("size", [None, len(CONTENT)])
+def test_a_login_page_is_named_and_hides_no_other_source(
+    serve: Serve, wanted_file: Want, means: TransferOptions, size: int | None
+) -> None:
+    page = serve(content=b"<html>", ranges=False, kind="text/html; charset=utf-8")
+    want = wanted_file(page, serve(), size=size)
     fetch(want, means)
     assert want.path.read_bytes() == CONTENT
+    with pytest.raises(UnavailableError, match="it sends a web page, not the file; open its URL in a browser"):
+        fetch(dataclasses.replace(wanted_file(page, size=size), path=want.path.with_name("other")), means)
+    for faults in ({}, {"ranges": False}):  # a server that calls every file so
+        right = wanted_file(serve(kind="text/html", **faults), size=size)
+        fetch(dataclasses.replace(right, path=want.path.with_name("right")), means)
+        want.path.with_name("right").unlink()
+
+
+@pytest.mark.parametrize("faults", [{}, {"ranges": False}, {"ranges": False, "truncate": 9, "first": 2}])
+def test_a_file_whose_size_nobody_tells_is_fetched_whole(
+    serve: Serve, wanted_file: Want, means: TransferOptions, faults: dict[str, Any]
+) -> None:
+    """github.com/modflowpy/pymake/pull/67: codeload.github.com tells none; nor does a page of an index."""
+    for hint in (None, 10):
+        want = dataclasses.replace(wanted_file(serve(status=404), serve(sized=False, **faults), size=None), hint=hint)
+        fetch(want, means)
+        assert want.path.read_bytes() == CONTENT
+        assert leftovers(want) == []
+        want.path.unlink()
+    with pytest.raises(UnavailableError, match="another hash, or was cut off"):
+        fetch(wanted_file(serve(content=CONTENT[:-1], sized=False, ranges=False), size=None), means)
+    assert leftovers(want) == []
+
+
+REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"status": 401}, "add a login for this host to the profile"),
+    ({"status": 403}, "use another host, or add a login"),  # github.com/tuna/issues/issues/2154
+    ({"status": 403, "code": "GatedRepo"}, "accept its terms on its page"),  # huggingface/huggingface_hub/issues/2844
+    ({"status": 511}, "log in to this network with a browser"),
+]
+
+
+def test_a_refusal_names_what_lifts_it(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
+    for faults, advice in REFUSALS:
+        with pytest.raises(UnavailableError, match=f"it answers {faults['status']}; {advice}"):
+            fetch(wanted_file(serve(**faults)), means)
 
 
 @pytest.mark.parametrize("kind", ["mute", "deaf", "refused", "unknown"])
