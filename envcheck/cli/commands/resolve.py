@@ -17,7 +17,7 @@ from envcheck.cli.options import ARCHS, EXISTING_FILE, FILE, JsonOption, Option,
 from envcheck.cli.shared.process import print_answer, print_json, print_section, print_table, styled
 from envcheck.counting import counted, printable
 from envcheck.errors import ConfigError, UnavailableError, refuse
-from envcheck.matrix.facts.lookup import Facts, find_gpu
+from envcheck.matrix.facts.lookup import Facts, find_gpu, other_accelerator
 from envcheck.matrix.facts.model import PYTORCH, HostArch, Matrix
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.query import matching, normalized, with_whole_driver
@@ -122,8 +122,8 @@ def _one_by_one(matrix: Matrix, query: Query) -> Query:
     """Take a list of GPUs, "RTX 4090,H100", apart; a line of nvidia-smi's CSV is one name."""
     gpus = list[str]()
     for name in query.gpus:
-        parts = [part.strip() for part in name.split(",")]
-        gpus += parts if all(find_gpu(matrix, part) for part in parts) else [name]
+        parts = re.split(r"\s*[,;+&]\s*|\s+and\s+", name)
+        gpus += parts if all(find_gpu(matrix, part) or other_accelerator(part) for part in parts) else [name]
     return query.replace(gpus=gpus)
 
 

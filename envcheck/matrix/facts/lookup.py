@@ -1,6 +1,7 @@
 """Index the matrix by the keys that the resolver looks up, and find a GPU by the names people and NVML give it."""
 
 import re
+import unicodedata
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -318,6 +319,13 @@ def product_name(name: str) -> str:
     brackets = [text for text in _BRACKETS.findall(name) if not _PCI_ID.fullmatch(text)]
     lspci = brackets and "NVIDIA" in name.upper()
     return _ASIDE.sub("", _REVISION.sub("", brackets[-1]) if lspci else _COUNT.sub("", name)).strip()
+
+
+def listed_names(text: str) -> list[str]:
+    """Return the names in what was pasted: GPUs' rows of nvidia-smi's table or of -L, else one name a line."""
+    lines = [" ".join(line.split()) for line in unicodedata.normalize("NFKC", text).splitlines() if line.strip()]
+    rows = [line for line in lines if _LISTED.fullmatch(line) or _ROW.fullmatch(line)]
+    return rows or lines or [""]
 
 
 def suggest(matrix: Matrix, name: str) -> list[str]:

@@ -96,10 +96,13 @@ def _name_of(facts: Facts, cuda: str) -> str:
     return min(names, default=f"cu{cuda.replace('.', '')}")
 
 
+_SHOWN = " (if it is the version that nvidia-smi shows, give --driver instead: it runs wheels of that CUDA major)"
+
+
 def _no_variant(release: TorchRelease, name: str, facts: Facts) -> Verdict:
     variants = ", ".join(sorted(variant.variant for variant in release.variants))
     others = [other.torch for other in facts.matrix.torch if other.variant(name) is not None]
-    where = f"; torch {_span(others)} has {name}" if others else f"; no torch release of the matrix has {name}"
+    where = f"; torch {_span(others)} has {name}" if others else f"; no torch release of the matrix has {name}{_SHOWN}"
     doubt = "" if release.complete else " as far as is known"
     reason = f"torch {release.torch} has no {name} wheels{doubt}, but {variants}{where}"
     return Verdict(NO_WHEEL, reason, _weak_list(release))
@@ -221,7 +224,7 @@ def alternatives(
     best = search.best
     if best.verdict.name == OK:
         return list(_with_package(search))
-    offers = [*_drivers(search), *_smallest_upgrade(search), *_other_variants(search)]
+    offers = [*_drivers(search), *_smallest_upgrade(search), *_of_major(search), *_other_variants(search)]
     if not best.legal:
         offers += [*_torches(search), *_pythons(search)]
         if not any(offer.verdict in (OK, MINOR) and "driver >=" not in offer.change for offer in offers):
@@ -314,6 +317,17 @@ def _is_before(device: Device, version: str) -> bool:
         return False
     least = device.gpu.first_driver.get(branch(version), None if device.gpu.first_driver else device.gpu.min_driver)
     return least is not None and key(version) < key(least)
+
+
+def _of_major(search: _Search) -> Iterator[Alternative]:
+    """Offer the newest wheel of the CUDA major that was asked for, where no torch has its minor ("12.3")."""
+    if search.best.verdict.name != NO_WHEEL or search.query.torch is not None:
+        return
+    major = search.best.variant[2:4]
+    legal = search.legal(search.query.replace(variant=None, cuda=None))
+    alike = [c for c in legal if (c.cuda or "").startswith(f"{major}.")][:1]
+    older = (c for c in alike if c.torch != search.best.torch)
+    yield from _nearest_of(older, f"keep CUDA {major}.x: torch {{0.torch}} with {{0.variant}}")
 
 
 def _other_variants(search: _Search) -> Iterator[Alternative]:

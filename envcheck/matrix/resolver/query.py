@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from envcheck.errors import ConfigError, refuse, refuse_all
-from envcheck.matrix.facts.lookup import READ_CC, Device, Facts, other_accelerator
+from envcheck.matrix.facts.lookup import READ_CC, Device, Facts, listed_names, other_accelerator
 from envcheck.matrix.facts.model import HostArch, TorchRelease, key
 
 # Python refuses to read numbers of thousands of digits.
@@ -34,8 +34,12 @@ _CC: Final = re.compile(r"\d{1,2}\.\d", re.ASCII)
 _PATCH: Final = re.compile(r"^(\d+\.\d+)\.\d+$", re.ASCII)
 # As nvcc, CUDA's directories and packages, and wheels write them.
 _CUDA_WORDS: Final = re.compile(
-    r"\A(?:.*\brelease |cuda[- ]?(?:toolkit-)?)(\d+)[.-](\d)\b.*", re.ASCII | re.IGNORECASE | re.DOTALL
+    r"\A(?:.*\brelease |v|cuda[-_ ]?(?:toolkit-)?)(\d+)[.-](\d)\b.*", re.ASCII | re.IGNORECASE | re.DOTALL
 )
+# As torch's messages, nvcc and get_device_capability() write it: sm_120, compute_120, 120, (12, 0).
+_CC_WORDS: Final = re.compile(r"\A\(?(?:sm_?|compute_)?(\d{1,2}?)[., ]{0,2}(\d)[af]?\)?\Z", re.ASCII | re.IGNORECASE)
+_MAJOR: Final = re.compile(r"(?:cu)?(1\d)", re.ASCII)
+_NEWEST: Final = frozenset({"latest", "newest", "stable"})
 _PYTHON_WORDS: Final = re.compile(r"(?:python|py|cp) ?3\.?(\d+)", re.ASCII | re.IGNORECASE)
 _RELEASE_FIELDS: Final = 3
 _VERSIONS: Final = ("torch", "variant", "cuda", "python", "driver")
@@ -77,7 +81,7 @@ def normalized(query: Query) -> Query:
     if local and query.variant not in (None, local):
         refuse(f"--torch says +{local}, --cuda says {query.variant}", "give one of the two")
     return query.replace(
-        torch=torch or None,
+        torch=None if torch.lower() in _NEWEST else torch or None,
         variant=query.variant or local or None,
         cuda=_PATCH.sub(r"\1", cuda) or None,
         python=_PATCH.sub(r"\1", python) or None,
@@ -88,9 +92,8 @@ def normalized(query: Query) -> Query:
 def _without_blanks(query: Query) -> Query:
     versions = {name: getattr(query, name) for name in _VERSIONS}
     stripped = {name: value.strip() for name, value in versions.items() if value is not None}
-    return query.replace(
-        **stripped, gpus=[" ".join(name.split()) for name in query.gpus], cc=[value.strip() for value in query.cc]
-    )
+    gpus = [name for text in query.gpus for name in listed_names(text)]
+    return query.replace(**stripped, gpus=gpus, cc=[_CC_WORDS.sub(r"\1.\2", value.strip()) for value in query.cc])
 
 
 def with_whole_driver(facts: Facts, query: Query) -> tuple[Query, list[str]]:
@@ -129,12 +132,21 @@ def validate(facts: Facts, query: Query) -> None:
         refuse(f"{query.variant} has {cuda}, --cuda says {query.cuda}", "give one of the two")
 
 
-def _wrong(facts: Facts, query: Query) -> Iterator[ConfigError]:
-    """Yield what is wrong with each axis by itself."""
+def _wrong_cuda(facts: Facts, query: Query) -> Iterator[ConfigError]:
     cuda = query.variant if query.variant and not _VARIANT.fullmatch(query.variant) else query.cuda
-    if cuda is not None and not _CUDA.fullmatch(cuda):
+    if major := _MAJOR.fullmatch(query.variant or cuda or ""):
+        of_major = {v.cuda or "" for release in facts.matrix.torch for v in release.variants}
+        minors = sorted((minor for minor in of_major if minor.startswith(f"{major[1]}.")), key=key)
+        fix = f"give one with wheels, {', '.join(minors)}, or leave it out" if minors else "write it as 12.8"
+        yield ConfigError(f"--cuda {major[0]} lacks the minor version", fix=fix)
+    elif cuda is not None and not _CUDA.fullmatch(cuda):
         message = f"--cuda {cuda!r} is neither a CUDA version nor a variant"
         yield ConfigError(message, fix="write it as 12.8, cu128 or cpu; ROCm and XPU wheels are not in the matrix")
+
+
+def _wrong(facts: Facts, query: Query) -> Iterator[ConfigError]:
+    """Yield what is wrong with each axis by itself."""
+    yield from _wrong_cuda(facts, query)
     if query.python is not None and not _PYTHON.fullmatch(query.python):
         yield ConfigError(f"--python {query.python} is not a Python version", fix="write it as 3.12 (or 3.13t)")
     if query.driver is not None and _CUDA_OF_DRIVER.fullmatch(query.driver):

@@ -21,6 +21,8 @@ LEGAL: Final = frozenset({OK, MINOR, FORWARD})
 
 # The minor version of the last driver of a branch: at least that of any driver in the matrix.
 _LAST: Final = "999.99"
+# The lowest compute capability in the support matrices of NVIDIA's cuDNN, by its first release without older ones.
+_CUDNN_NEEDS: Final = (("9.11", "7.5"), ("9.0", "5.0"))
 
 
 Weak = tuple[str, ...]
@@ -76,19 +78,19 @@ def judge_gpu(
     if variant.cuda is None:
         return Verdict(OK, "the variant cpu (wheels without CUDA) needs no GPU and no driver")
     if driver is not None or newest_branch is None:
-        return _under(facts, variant.cuda, build, device, driver)
-    free = _under(facts, variant.cuda, build, device, None)
-    best = _under(facts, variant.cuda, build, device, f"{newest_branch}.{_LAST}")
+        return _under(facts, variant, build, device, driver)
+    free = _under(facts, variant, build, device, None)
+    best = _under(facts, variant, build, device, f"{newest_branch}.{_LAST}")
     if best.name in (OK, free.name):
         return free
     reason = best.reason.replace(f"driver {newest_branch}.{_LAST}", f"the last R{newest_branch}")
     return best._replace(reason=f"branches after R{newest_branch} dropped {dropped or 'a GPU'}; {reason}")
 
 
-def _under(facts: Facts, cuda: str, build: Build, device: Device | None, driver: str | None) -> Verdict:
-    verdicts = [Verdict(OK, "")]
+def _under(facts: Facts, variant: TorchVariant, build: Build, device: Device | None, driver: str | None) -> Verdict:
+    verdicts, cuda = [Verdict(OK, "")], variant.cuda or ""
     if device is not None:
-        verdicts.append(_code(facts, cuda, build, device))
+        verdicts += [_code(facts, cuda, build, device), _cudnn(variant, device)]
         if driver is not None:
             verdicts += [_dropped(facts, device, driver), _gpu_floor(facts, device, driver)]
     if driver is None:
@@ -130,6 +132,13 @@ def _code(facts: Facts, cuda: str, build: Build, device: Device) -> Verdict:
         return Verdict(TOO_NEW, reason, (*weak, *unless(verified, f"the first CUDA for {device.label}")))
     reason = f"the wheel has {has} and no usable PTX: nothing in it runs on {_named(device)}"
     return Verdict(NO_CODE, reason, (*weak, *unless(facts.can_build(row, cuda), f"the first CUDA for {device.label}")))
+
+
+def _cudnn(variant: TorchVariant, device: Device) -> Verdict:
+    needs = (least for first, least in _CUDNN_NEEDS if key(variant.cudnn or "0") >= key(first))
+    if key(device.cc) >= key(next(needs, "0")):
+        return Verdict(OK, "")
+    return Verdict(NO_CODE, f"its cuDNN {variant.cudnn} has no code for {_named(device)}: convolutions fail there")
 
 
 def _dropped(facts: Facts, device: Device, driver: str) -> Verdict:

@@ -91,6 +91,10 @@ def expected(variant: dict[str, Any], gpu: dict[str, Any], driver: str) -> str: 
     if not has_code(build, gpu["cc"], cuda):
         built = number(cuda) >= number(capability(gpu["cc"])["min_cuda"])
         return "arch-not-in-wheel" if built else "gpu-too-new-for-cuda"
+    if number(gpu["cc"]) < (
+        [7, 5] if number(variant["cudnn"]) >= [9, 11] else [5] if variant["cudnn"][0] == "9" else []
+    ):
+        return "arch-not-in-wheel"
     if dropped(gpu, driver):
         return "gpu-dropped-by-driver"
     if too_old_for_gpu(gpu, driver):
