@@ -15,6 +15,7 @@ from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.facts.model import PYTORCH, Cell, Matrix, TorchRelease, key
 from envcheck.matrix.resolver.query import Query, host_arch, requested_devices
 from envcheck.matrix.resolver.resolve import Resolution, resolve, what_base_refuses
+from envcheck.matrix.resolver.verdict import TOO_NEW
 
 # The last release on PyTorch's conda channel (pytorch/pytorch#138506).
 _LAST_CONDA: Final = "2.5.1"
@@ -299,6 +300,11 @@ class _Judge:
             what = f"PyTorch's conda channel ends with {_LAST_CONDA}"
             fix = f"write torch=={releases[0].torch} below `- pip:`, or take it from the channel conda-forge alone"
             yield PinFinding(pin.line, "P106", "outdated" if held else "unreal", what, fix)
+        # Its builds have the CUDA and the code of the wheels; only that channel has the package pytorch-cuda.
+        own = ended or "pytorch-cuda" in {other.name for other in self.file.pins}
+        answer = self.resolved(pin.specifier, variant=None) if own and held and self.devices else None
+        if answer is not None and answer.verdict == TOO_NEW:
+            yield PinFinding(pin.line, "P101", "unreal", answer.reasons[0], self._instead(pin, answer))
 
     def base(self, line: int, image: str) -> Iterator[PinFinding]:
         cuda = _CUDA_BASE.fullmatch(image)

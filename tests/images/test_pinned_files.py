@@ -39,6 +39,8 @@ ANSWERS = [
     ("uv.lock", Query(), ["25 P104 torchvision==0.22.1+cu128"]),
     ("environment.yml", Query(), ["8 P106 conda-forge"]),
     ("old-environment.yml", Query(), []),
+    # The channel pytorch has the wheels' code: a 5090 is newer than its last CUDA (pBFSLab/DeepPrep#233).
+    ("old-environment.yml", Query(gpus=["RTX 5090"]), ["4 P101 torch==2.7.0+cu128"]),
     ("poetry-pyproject.toml", Query(), ["7 P102 /whl/cu118", "8 P104 torchvision==0.18.1+cu118"]),
     ("frozen-environment.yml", Query(), ["8 P104 torchvision==0.16.0", "11 P109 numpy<2"]),
     ("frozen-requirements.txt", Query(), ["3 P109 leave it out", "4 P109 leave it out"]),
@@ -250,6 +252,11 @@ def test_what_only_surprises_is_no_failure(tmp_path: Path) -> None:
         # Poetry's, Pipenv's and Pixi's locks are none of the formats (python-poetry/poetry#6710, prefix-dev/pixi#2398).
         ("poetry.lock", 'name = "torch"\nversion = "2.8.0+cu121"\n', "names torch, but nothing in it was read"),
         ("setup.py", 'from setuptools import setup\nsetup(install_requires=["torch"])\n', "names torch, but nothing"),
+        ("conda-lock.yml", "package:\n- name: pytorch\n  version: 2.6.0\n", "names torch, but nothing"),
+        ("Pipfile.lock", '{"default": {"torch": {"index": "pypi", "version": "==2.6.0"}}}', "names torch, but nothing"),
+        ("explicit.txt", "@EXPLICIT\nhttps://x.example/linux-64/pytorch-2.1.0-py3.10_0.tar.bz2#ab\n", "names torch"),
+        ("list.txt", "# platform: linux-64\npytorch=2.1.0=py3.10_cuda11.8_cudnn8.7.0_0\n", "names torch, but nothing"),
+        ("setup.cfg", "[options]\ninstall_requires =\n    torch==2.6.0\n", "names torch, but nothing"),
         ("Pipfile", '[packages]\ntorch = "*"\n', "names torch, but nothing"),
         ("pixi.toml", '[dependencies]\npytorch-gpu = ">=2.6"\n', "names torch, but nothing"),
         ("requirements.txt", "torch==2.8.0\n" * 5001, "more than 5,000 requirements"),
@@ -271,6 +278,9 @@ def test_what_cannot_be_read_or_is_too_much_is_refused(tmp_path: Path, name: str
         ("train.py", "import torch\n"),
         ("test_train.py", 'try:\n    torch = import_module("torch")\nexcept ImportError:\n    torch = None\n'),
         ("pyproject.toml", '[project]\ndescription = "models in torch"\ndependencies = []\n'),
+        ("pyproject.toml", '[project]\nkeywords = ["torch"]\n[[tool.mypy.overrides]]\nmodule = ["torch", "torch.*"]\n'),
+        ("pyproject.toml", '[[tool.poetry.source]]\nname = "pytorch"\nurl = "https://x.example/whl/cu121"\n'),
+        ("setup.py", 'setup(keywords=["torch"], install_requires=["numpy"])\n'),
         ("environment.yml", "dependencies:\n- pip:\n  - --extra-index-url https://download.pytorch.org/whl/cu121\n"),
     ],
 )

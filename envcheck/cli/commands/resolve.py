@@ -32,9 +32,13 @@ if TYPE_CHECKING:
 _VERSION: Final = re.compile(r"^version(?:_info)?\s*=\s*(3\.\d+)", re.MULTILINE)
 _NAME: Final = re.compile(r"python(3\.\d+t?)")
 _TELL: Final = "import sys; print('python3.%d%s' % (sys.version_info[1], 't' * ('t' in sys.abiflags)))"
-# A requirement of torch as poetry.lock, Pipfile, pixi.toml and setup.py write it; import_module("torch") is not one.
+# A requirement of torch as locks, Pipfile, pixi.toml, setup.py, setup.cfg and conda's lists write it. A keyword, a
+# module of mypy's and import_module("torch") are none.
 _UNREAD: Final = re.compile(
-    r"""(?im)(?<!\()["'](?:py)?torch(?:["']|\s*[\[=<>!~;])|^\s*(?:py)?torch(?:-[cg]pu)?\s*=\s*["'{]"""
+    r"""(?imx) ["'](?:py)?torch\s*[\[=<>!~;] | install_requires\s*=\s*\[[^\]]*["']torch["']
+    | ^[\s-]*name\s*[:=]\s*"?(?:py)?torch"?\s*\n\s*version\s*[:=] | "torch":\s*\{[^}]*"version"
+    | /(?:py)?torch-\d[^\s/]*\.(?:conda|tar\.bz2)
+    | ^[\s-]*(?:py)?torch(?:-[cg]pu)?\s*(?:=\s*["'{\d]|[=<>~!]=\s*\d)"""
 )
 _COLOURS: Final = {"ok": "green", "driver-ok-via-minor-compat": "green", "forward-compat-required": "yellow"}
 _PLAIN: Final = {
@@ -321,7 +325,8 @@ def _head(answer: Resolution) -> list[str]:
     verdict = styled(answer.verdict, _COLOURS.get(answer.verdict, "red"))
     why = f"why: {verdict}" + (f" ({plain})" if (plain := _PLAIN.get(answer.verdict)) else "")
     if answer.cell is None:
-        return ["does not run: no combination matches", why]
+        unknown = answer.verdict == "not-known"
+        return ["not known: no facts say that it runs" if unknown else "does not run: no combination matches", why]
     return [f"runs: {styled(answer.cell)}", why, *(f"  {line}" for line in _pip(answer))]
 
 

@@ -18,7 +18,7 @@ from envcheck.matrix.resolver.query import Query, requested_devices
 from envcheck.matrix.resolver.resolve import Resolution, resolve
 
 # How much alike two names are (difflib.get_close_matches) where one may be a slip of the other.
-_NEAR: Final = 0.8
+_NEAR: Final = 0.7
 
 
 class ChosenExtension(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,10 +113,9 @@ def _unknown(extensions: Extensions, name: str) -> ConfigError:
 
     near = difflib.get_close_matches(name, names, n=3, cutoff=_NEAR)
     near += [other for other in names if name in other.split("-") and other not in near]
-    hint = f"did you mean {' or '.join(near[:3])}? " if near else ""
     message = f"--with {name}: no facts about this extension, so nothing is known about its wheels"
-    known = f"those that are known: {', '.join(sorted(names))}; your own: --extensions FILE"
-    return ConfigError(message, fix=f"{hint}{known}")
+    known = f"did you mean {' or '.join(near[:3])}?" if near else f"those that are known: {', '.join(sorted(names))}"
+    return ConfigError(message, fix=f"{known} Your own: --extensions FILE")
 
 
 def resolve_with(
