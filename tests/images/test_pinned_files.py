@@ -30,6 +30,8 @@ ANSWERS = [
     ("newest.Dockerfile", V100, ["2 P101 torch==2.14.1+cu126 --index-url"]),
     ("newest.Dockerfile", Query(gpus=["4090"], driver="550.54.14"), ["1 P107 python:3.12-slim", "2 P101 cu126"]),
     ("newest.Dockerfile", Query(gpus=["H100"], driver="610.43.02"), []),
+    ("newest.Dockerfile", Query(gpus=["RTX 4090", "Intel UHD Graphics 770"], driver="610.43.02"), []),
+    ("newest.Dockerfile", Query(gpus=["RX 7900 XTX"]), ["2 P101 +cpu"]),
     # The base has cuda-compat.
     ("newest.Dockerfile", Query(gpus=["H100"], driver="535.104.05"), []),
     ("extra-requirements.txt", Query(), ["3 P103 torch==2.5.1 --index-url", "4 P104 torchvision==0.23.0"]),

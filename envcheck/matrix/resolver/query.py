@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from envcheck.errors import ConfigError, refuse, refuse_all
-from envcheck.matrix.facts.lookup import READ_CC, Device, Facts, listed_names, other_accelerator
+from envcheck.matrix.facts.lookup import READ_CC, Device, Facts, find_gpu, listed_names, other_accelerator
 from envcheck.matrix.facts.model import HostArch, TorchRelease, key
 
 # Python refuses to read numbers of thousands of digits.
@@ -176,8 +176,9 @@ def _wrong(facts: Facts, query: Query) -> Iterator[ConfigError]:
 
 
 def requested_devices(facts: Facts, query: Query) -> list[Device]:
-    """Return the GPUs of the query, each model once. Raises ConfigError for one that is not in the matrix."""
-    devices = [facts.device(name) for name in query.gpus] + [facts.device_of(cc) for cc in query.cc]
+    """Return NVIDIA's GPUs of the query, each model once. Raises ConfigError for one that is not in the matrix."""
+    named = [name for name in query.gpus if find_gpu(facts.matrix, name) or other_accelerator(name) is None]
+    devices = [facts.device(name) for name in named] + [facts.device_of(cc) for cc in query.cc]
     return list({device.label: device for device in devices}.values())
 
 

@@ -101,7 +101,7 @@ def resolve(
     query = query.replace(torch=None) if nightly else query
     validate(facts, query)
     others = _other_accelerators(matrix, query)
-    if others and len(others) == len({*query.gpus}) and not query.cc:
+    if others and len(others) == len({*query.gpus}) and not query.cc and query.variant != "cpu":
         return _without_wheels(facts, query, others)
     query = query.replace(gpus=[name for name in query.gpus if name not in others])
     notes += [f"{name} is {other.kind}: CUDA wheels leave it alone" for name, other in others.items()]

@@ -61,6 +61,7 @@ def test_a_gpu_of_another_maker_beside_one_of_nvidia_is_left_alone(ask: Ask) -> 
     both = ask(gpus=["RTX 4090", "Intel UHD Graphics 770"])
     assert (both.verdict, both.cell) == ("ok", ask(gpus=["RTX 4090"]).cell)
     assert "Intel UHD Graphics 770 is an Intel GPU: CUDA wheels leave it alone" in both.notes
+    assert ask(gpus=["RX 7900 XTX"], variant="cpu", torch="2.8").verdict == "ok"
 
 
 def test_newest_torch_first_then_native_then_pypis_own(ask: Ask) -> None:
