@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from envcheck.errors import refuse
+from envcheck.errors import UnavailableError, refuse
 
 _ALONE: Final = os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW: Final = os.O_CREAT | os.O_EXCL | _ALONE
@@ -186,6 +186,17 @@ def read_whole(path: Path, most: int = 64 << 20) -> bytes:
     if len(content) > most:
         refuse(f"{path}: longer than {most >> 20} MiB", "name the file that was meant")
     return content.removeprefix(codecs.BOM_UTF8)
+
+
+def lock_open(file: int, how: int, path: Path) -> None:
+    """Lock an open file. Raise UnavailableError where its file system has no locks (huggingface_hub#2399)."""
+    try:
+        fcntl.flock(file, how)
+    except OSError as error:
+        if error.errno in {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}:
+            fix = "choose a local directory, or mount it with locks (`flock` for Lustre, a lock server for NFS)"
+            refuse(f"{path.parent}: the file system has no locks", fix, UnavailableError)
+        raise
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -383,7 +384,7 @@ def _link_snapshot(revision: Revision, folder: Path) -> None:
 
 
 def _link_files(revision: Revision, snapshot: Path) -> None:
-    """Make the files relative links to their blobs, so that the whole cache can be moved."""
+    """Make the files relative links to their blobs, so that the whole cache can be moved; copies without links."""
     folder = snapshot.parent.parent
     for file in revision.files:
         path = PurePosixPath(file.path)
@@ -393,4 +394,12 @@ def _link_files(revision: Revision, snapshot: Path) -> None:
             continue
         with contextlib.suppress(FileNotFoundError):
             at.unlink()
-        at.symlink_to(relative)
+        try:
+            at.symlink_to(relative)
+        except OSError as error:
+            if error.errno not in {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}:
+                raise
+            with safe_files.temporary(at.parent, at.name) as (_, copy):  # exFAT has no links (huggingface_hub#1882)
+                shutil.copyfile(folder / "blobs" / file.blob, copy)
+                copy.chmod(0o666 & ~safe_files.umask())
+                copy.replace(at)

@@ -98,7 +98,7 @@ def _lock(file: int, part: Path, options: TransferOptions) -> None:
     reported = False
     while True:
         with contextlib.suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            safe_files.lock_open(file, fcntl.LOCK_EX | fcntl.LOCK_NB, part)
             return
         if not reported:
             options.note(f"another process is fetching {part.name[1:].removesuffix('.part')[:-9]}: waiting for it")

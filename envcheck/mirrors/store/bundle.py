@@ -80,7 +80,7 @@ def _draft(to: Path) -> Iterator[tuple[IO[bytes], Path]]:
     draft = to / f".{TAR}"
     with os.fdopen(safe_files.create_or_reopen(draft), "r+b") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            safe_files.lock_open(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, draft)
         except BlockingIOError:
             refuse(f"{to}: another export is writing there", "wait for it, or choose another -o directory")
         try:
@@ -215,7 +215,7 @@ def _unpack(bundle: VerifiedBundle, staging: Path, accept: Callable[[Contents], 
                 expected = tree.object_sizes(contents)
                 while (member := archive.next()) is not None:
                     _unpack_object(archive, member, expected, staging)
-        except (tarfile.TarError, _InvalidBundleError, EOFError, ValueError, OverflowError) as error:
+        except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
             message = f"{tar}: {error or 'not a tar file'}"
             raise PromiseError(
                 message, fix="do not use this bundle: `envcheck store export` did not write it"
@@ -230,17 +230,13 @@ def _unpack(bundle: VerifiedBundle, staging: Path, accept: Callable[[Contents], 
     return contents
 
 
-class _InvalidBundleError(Exception):
-    """A tar that `envcheck store export` did not write."""
-
-
 class _PlainFile(tarfile.TarInfo):
     """A member that is a plain file: the headers of others (long names, pax, links) are not even read into memory."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type != tarfile.REGTYPE:
             message = f"{self.name!r} is not a plain file"
-            raise _InvalidBundleError(message)
+            raise ValueError(message)
         member: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]  # the documented place to override
         return member
 
@@ -250,7 +246,7 @@ def _read_contents(archive: tarfile.TarFile, where: Path) -> Contents:
     body = archive.extractfile(first) if first is not None else None
     if first is None or body is None or first.name != CONTENTS or first.size > _LONGEST_CONTENTS:
         message = f"it begins with {first.name if first else 'nothing'!r}, not with {CONTENTS}"
-        raise _InvalidBundleError(message)
+        raise ValueError(message)
     return tree.parse_contents(body.read(), f"{where}: {CONTENTS}")
 
 
@@ -261,7 +257,7 @@ def _unpack_object(
     digest = match[2] if match else ""
     if body is None or digest not in expected or expected[digest] not in {None, member.size}:
         message = f"{member.name!r} is unexpected, a duplicate, or has another size"
-        raise _InvalidBundleError(message)
+        raise ValueError(message)
     hashed = _HashedFile(body)
     with (staging / digest).open("xb") as target:
         shutil.copyfileobj(hashed, target, 1 << 20)
@@ -269,5 +265,5 @@ def _unpack_object(
         os.fsync(target.fileno())
     if hashed.hexdigest() != digest:
         message = f"the bytes of {member.name} have another hash"
-        raise _InvalidBundleError(message)
+        raise ValueError(message)
     del expected[digest]

@@ -182,7 +182,7 @@ class Store:
         file = os.open(self.root / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             try:
-                fcntl.flock(file, how | fcntl.LOCK_NB)
+                safe_files.lock_open(file, how | fcntl.LOCK_NB, self.root / name)
             except BlockingIOError as error:
                 if how & fcntl.LOCK_NB:
                     message = f"{self.root}: another process uses files of the store"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -113,6 +114,23 @@ def test_a_disk_that_fills_up_or_fails_is_one_line(
     with pytest.raises(UnavailableError, match=f"{want.size} bytes are needed and [0-9]+ are free"):
         fetch(want, means)
     assert not want.path.exists()
+
+
+def test_a_file_system_without_locks_is_named(
+    serve: Serve, wanted_file: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """github.com/huggingface/huggingface_hub/issues/2399, datasets/issues/2618: Lustre without flock, NFS."""
+    want = wanted_file(serve())
+    for number in (errno.ENOLCK, errno.ENOSYS):
+
+        def flock(*_: object, number: int = number) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+        with pytest.raises(
+            UnavailableError, match=f"^{want.path.parent}: the file system has no locks; choose a local"
+        ):
+            fetch(want, means)
 
 
 def test_killed_at_random_moments_nothing_wrong_gets_the_name_and_what_had_come_is_kept(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,20 @@ def test_every_file_is_a_blob_that_the_snapshot_links_to(hubs: Hubs, tmp_path: P
         assert link.read_bytes() == server.content[row["path"]]
     assert (folder / "refs/main").read_text() == COMMIT
     assert sorted(path.name for path in (folder / "blobs").iterdir() if path.name.startswith(".")) == []
+
+
+def test_a_file_system_without_links_gets_copies(hubs: Hubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """github.com/huggingface/huggingface_hub/issues/1882: an exFAT disk. huggingface_hub reads such a snapshot, too."""
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "symlink_to", refused)
+    server, snapshot = hubs(), tmp_path / "models--owner--tiny/snapshots" / COMMIT
+    for _ in range(2):
+        fetched(server, server.url, tmp_path)
+        assert {path: (snapshot / path).read_bytes() for path in server.content} == server.content
+        assert not any(path.is_symlink() for path in snapshot.rglob("*"))
 
 
 def test_a_snapshot_is_whole_or_not_there(hubs: Hubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
