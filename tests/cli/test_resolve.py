@@ -165,7 +165,7 @@ def test_a_list_of_gpus_is_taken_apart(run: Run, name: str, gpus: list[str]) -> 
         (["--gpu", "H10"], "no GPU named 'H10' in the matrix; did you mean H100"),
         (["--driver", "newest"], "--driver newest is not a driver version; write it as nvidia-smi prints it"),
         (["--torch", "2.10.0a0+b4e4ee81d3.nv25.12"], "is NVIDIA's own, in its containers alone; give its release"),
-        (["--cuda", "12"], "--cuda 12 lacks the minor version; give one with wheels, 12.1, 12.4, 12.6"),
+        (["--cuda", "12"], "--cuda '12' is neither a CUDA version nor a variant; write it as 12.8, cu128 or cpu"),
         (["--torch", "2.8.0+cu128", "--cuda", "12.6"], "cu128 has CUDA 12.8, --cuda says 12.6; give one of the two"),
         (["--driver", "12.4"], "--driver 12.4: that is nvidia-smi's CUDA version, not the driver's; give its Driver"),
         (["--base-cuda", "pytorch/pytorch:2.8.0"], "--base-cuda 'pytorch/pytorch:2.8.0' is no tag of nvidia/cuda"),

@@ -68,8 +68,7 @@ def _rank(candidate: Candidate, query: Query) -> tuple[object, ...]:
     last = candidate.variant == "cpu" and query.variant is None
     if not candidate.legal:
         return (1, closeness, newest, last, not candidate.pypi, cuda, candidate.variant)
-    needs_package = candidate.verdict.name == FORWARD
-    return (0, needs_package, newest, last, closeness, not candidate.pypi, cuda, candidate.variant)
+    return (0, candidate.verdict.name == FORWARD, newest, last, closeness, not candidate.pypi, cuda, candidate.variant)
 
 
 def _of_release(
@@ -78,7 +77,8 @@ def _of_release(
     variants = _variants(release, query, gpu=bool(devices))
     if variants:
         return [_judged(facts, release, variant, query, devices, arch) for variant in variants]
-    name = query.variant or (query.cuda and _name_of(facts, query.cuda))
+    named = {v.variant for each in facts.matrix.torch for v in each.variants if v.cuda == query.cuda}
+    name = query.variant or (query.cuda and min(named, default=f"cu{query.cuda.replace('.', '')}"))
     return [Candidate(release.torch, name, [], _no_variant(release, name, facts), cuda=query.cuda)] if name else []
 
 
@@ -87,22 +87,16 @@ def _variants(release: TorchRelease, query: Query, *, gpu: bool) -> list[TorchVa
         return [variant for variant in release.variants if variant.variant == query.variant]
     if query.cuda is not None:
         return [variant for variant in release.variants if variant.cuda == query.cuda]
-    gpu = gpu or query.driver is not None
-    return [variant for variant in release.variants if variant.cuda is not None or not gpu]
-
-
-def _name_of(facts: Facts, cuda: str) -> str:
-    names = {v.variant for release in facts.matrix.torch for v in release.variants if v.cuda == cuda}
-    return min(names, default=f"cu{cuda.replace('.', '')}")
-
-
-_SHOWN = " (if it is the version that nvidia-smi shows, give --driver instead: it runs wheels of that CUDA major)"
+    return [variant for variant in release.variants if variant.cuda is not None or not (gpu or query.driver)]
 
 
 def _no_variant(release: TorchRelease, name: str, facts: Facts) -> Verdict:
     variants = ", ".join(sorted(variant.variant for variant in release.variants))
     others = [other.torch for other in facts.matrix.torch if other.variant(name) is not None]
-    where = f"; torch {_span(others)} has {name}" if others else f"; no torch release of the matrix has {name}{_SHOWN}"
+    shown = "if nvidia-smi shows it, give its Driver Version instead, with --driver"
+    where = (
+        f"; torch {_span(others)} has {name}" if others else f"; no torch release of the matrix has {name} ({shown})"
+    )
     doubt = "" if release.complete else " as far as is known"
     reason = f"torch {release.torch} has no {name} wheels{doubt}, but {variants}{where}"
     return Verdict(NO_WHEEL, reason, _weak_list(release))
@@ -182,10 +176,6 @@ def _preferred(facts: Facts, pythons: list[str]) -> list[str]:
     )
 
 
-# A driver version has at least two fields; a branch has one.
-_DRIVER_FIELDS = 2
-
-
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     """A legal cell, what must change for it, and its verdict."""
 
@@ -224,7 +214,7 @@ def alternatives(
     best = search.best
     if best.verdict.name == OK:
         return list(_with_package(search))
-    offers = [*_drivers(search), *_smallest_upgrade(search), *_of_major(search), *_other_variants(search)]
+    offers = [*_drivers(search), *_smallest_upgrade(search), *_other_variants(search)]
     if not best.legal:
         offers += [*_torches(search), *_pythons(search)]
         if not any(offer.verdict in (OK, MINOR) and "driver >=" not in offer.change for offer in offers):
@@ -277,19 +267,15 @@ def _smallest_upgrade(search: _Search) -> Iterator[Alternative]:
     if driver is None or search.best.legal:
         return
     for version in thresholds(search.facts, search.devices):
-        if key(version) <= key(driver) or not all(_is_listed(device, version) for device in search.devices):
+        # A GPU's facts begin with its first branch.
+        listed = (min(map(key, gpu.first_driver), default=()) for d in search.devices if (gpu := d.gpu))
+        if key(version) <= key(driver) or any(key(branch(version)) < first for first in listed):
             continue
         legal = search.legal(search.query.replace(driver=version))
         usable = [candidate for candidate in legal if candidate.cuda and candidate.verdict.name in (OK, MINOR)]
         if usable:
             yield from _nearest_of(usable, f"torch {{0.torch}} with {{0.variant}}: driver >= {version}")
             return
-
-
-def _is_listed(device: Device, version: str) -> bool:
-    """Return whether the driver's branch is not older than the first branch that the GPU's facts list, if any."""
-    listed = device.gpu.first_driver if device.gpu is not None else {}
-    return not listed or key(branch(version)) >= min(map(key, listed))
 
 
 def _first(search: _Search, drivers: list[str], goals: set[str]) -> tuple[str, Candidate] | None:
@@ -307,7 +293,7 @@ def thresholds(facts: Facts, devices: list[Device]) -> list[str]:
     for gpu in facts.matrix.gpus:
         if gpu.cc in {device.cc for device in devices}:
             drivers |= set(gpu.first_driver.values()) | ({gpu.min_driver} if gpu.min_driver else set())
-    whole = (version for version in drivers if len(key(version)) >= _DRIVER_FIELDS)
+    whole = (version for version in drivers if "." in version)  # a branch is no driver
     return sorted((version for version in whole if not any(_is_before(gpu, version) for gpu in devices)), key=key)
 
 
@@ -319,24 +305,16 @@ def _is_before(device: Device, version: str) -> bool:
     return least is not None and key(version) < key(least)
 
 
-def _of_major(search: _Search) -> Iterator[Alternative]:
-    """Offer the newest wheel of the CUDA major that was asked for, where no torch has its minor ("12.3")."""
-    if search.best.verdict.name != NO_WHEEL or search.query.torch is not None:
-        return
-    major = search.best.variant[2:4]
-    legal = search.legal(search.query.replace(variant=None, cuda=None))
-    alike = [c for c in legal if (c.cuda or "").startswith(f"{major}.")][:1]
-    older = (c for c in alike if c.torch != search.best.torch)
-    yield from _nearest_of(older, f"keep CUDA {major}.x: torch {{0.torch}} with {{0.variant}}")
-
-
 def _other_variants(search: _Search) -> Iterator[Alternative]:
     best, keep = search.best, "the driver" if search.query.driver else f"torch {search.best.torch}"
-    others = (
-        c for c in search.legal(search.query.replace(variant=None, cuda=None)) if c.torch == best.torch and c.cuda
-    )
-    better = (c for c in others if c.variant != best.variant and (not best.legal or c.verdict.name == OK))
-    return _nearest_of(better, f"keep {keep}: {{0.variant}}")
+    others = [c for c in search.legal(search.query.replace(variant=None, cuda=None)) if c.cuda]
+    if best.verdict.name == NO_WHEEL and search.query.torch is None:  # no torch has this CUDA, "12.3": one of its major
+        alike = [c for c in others if c.variant[:4] == best.variant[:4]][:1]
+        older = (c for c in alike if c.torch != best.torch)
+        yield from _nearest_of(older, f"keep CUDA {best.variant[2:4]}.x: torch {{0.torch}} with {{0.variant}}")
+    same = (c for c in others if c.torch == best.torch and c.variant != best.variant)
+    better = (c for c in same if not best.legal or c.verdict.name == OK)
+    yield from _nearest_of(better, f"keep {keep}: {{0.variant}}")
 
 
 def _torches(search: _Search) -> Iterator[Alternative]:

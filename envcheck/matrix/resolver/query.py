@@ -28,7 +28,7 @@ _PACKAGED: Final = re.compile(
     re.ASCII,
 )
 _CUDA_OF_DRIVER: Final = re.compile(r"(1\d)(\.\d)?", re.ASCII)
-_VARIANT: Final = re.compile(r"cpu|cu\d{2,3}", re.ASCII)
+_VARIANT: Final = re.compile(r"cpu|cu(?:\d{3}|9\d)", re.ASCII)
 _CUDA: Final = re.compile(r"\d{1,2}\.\d", re.ASCII)
 _CC: Final = re.compile(r"\d{1,2}\.\d", re.ASCII)
 _PATCH: Final = re.compile(r"^(\d+\.\d+)\.\d+$", re.ASCII)
@@ -38,8 +38,6 @@ _CUDA_WORDS: Final = re.compile(
 )
 # As torch's messages, nvcc and get_device_capability() write it: sm_120, compute_120, 120, (12, 0).
 _CC_WORDS: Final = re.compile(r"\A\(?(?:sm_?|compute_)?(\d{1,2}?)[., ]{0,2}(\d)[af]?\)?\Z", re.ASCII | re.IGNORECASE)
-_MAJOR: Final = re.compile(r"(?:cu)?(1\d)", re.ASCII)
-_NEWEST: Final = frozenset({"latest", "newest", "stable"})
 _PYTHON_WORDS: Final = re.compile(r"(?:python|py|cp) ?3\.?(\d+)", re.ASCII | re.IGNORECASE)
 _RELEASE_FIELDS: Final = 3
 _VERSIONS: Final = ("torch", "variant", "cuda", "python", "driver")
@@ -81,7 +79,7 @@ def normalized(query: Query) -> Query:
     if local and query.variant not in (None, local):
         refuse(f"--torch says +{local}, --cuda says {query.variant}", "give one of the two")
     return query.replace(
-        torch=None if torch.lower() in _NEWEST else torch or None,
+        torch=None if torch.lower() in {"latest", "newest", "stable"} else torch or None,
         variant=query.variant or local or None,
         cuda=_PATCH.sub(r"\1", cuda) or None,
         python=_PATCH.sub(r"\1", python) or None,
@@ -132,21 +130,12 @@ def validate(facts: Facts, query: Query) -> None:
         refuse(f"{query.variant} has {cuda}, --cuda says {query.cuda}", "give one of the two")
 
 
-def _wrong_cuda(facts: Facts, query: Query) -> Iterator[ConfigError]:
-    cuda = query.variant if query.variant and not _VARIANT.fullmatch(query.variant) else query.cuda
-    if major := _MAJOR.fullmatch(query.variant or cuda or ""):
-        of_major = {v.cuda or "" for release in facts.matrix.torch for v in release.variants}
-        minors = sorted((minor for minor in of_major if minor.startswith(f"{major[1]}.")), key=key)
-        fix = f"give one with wheels, {', '.join(minors)}, or leave it out" if minors else "write it as 12.8"
-        yield ConfigError(f"--cuda {major[0]} lacks the minor version", fix=fix)
-    elif cuda is not None and not _CUDA.fullmatch(cuda):
-        message = f"--cuda {cuda!r} is neither a CUDA version nor a variant"
-        yield ConfigError(message, fix="write it as 12.8, cu128 or cpu; ROCm and XPU wheels are not in the matrix")
-
-
 def _wrong(facts: Facts, query: Query) -> Iterator[ConfigError]:
     """Yield what is wrong with each axis by itself."""
-    yield from _wrong_cuda(facts, query)
+    cuda = query.variant if query.variant and not _VARIANT.fullmatch(query.variant) else query.cuda
+    if cuda is not None and not _CUDA.fullmatch(cuda):
+        message = f"--cuda {cuda!r} is neither a CUDA version nor a variant"
+        yield ConfigError(message, fix="write it as 12.8, cu128 or cpu; ROCm and XPU wheels are not in the matrix")
     if query.python is not None and not _PYTHON.fullmatch(query.python):
         yield ConfigError(f"--python {query.python} is not a Python version", fix="write it as 3.12 (or 3.13t)")
     if query.driver is not None and _CUDA_OF_DRIVER.fullmatch(query.driver):

@@ -20,7 +20,7 @@ from envcheck.matrix.resolver.query import (
 )
 from envcheck.matrix.resolver.verdict import LEGAL, MINOR, NO_WHEEL, OK, Verdict
 
-__all__ = ["Query", "Resolution", "can_build", "resolve"]
+__all__ = ["Query", "Resolution", "resolve"]
 
 _NIGHTLY: Final = re.compile(r"(?:==)?(?P<version>nightly|\d+\.\d+(\.\d+)?\.dev\d+)", re.ASCII)
 # 12.8, 12.8.1, a whole tag, or a whole reference: nvcr.io/nvidia/cuda:12.8.1-cudnn-devel-ubuntu22.04@sha256:...
@@ -185,12 +185,7 @@ def _images(
     if "python" in read_here:
         rankings.append(candidates(facts, query.replace(python=None), devices, arch))
     legal = (cell for rows in rankings for row in rows if row.legal for cell in row.cells())
-    return [cell for cell in legal if can_build(facts.matrix, cell)]
-
-
-def can_build(matrix: Matrix, cell: Cell) -> bool:
-    """Return whether an image of a legal cell can be built: a base has its Python."""
-    return matrix.base(cell.python) is not None
+    return [cell for cell in legal if facts.matrix.base(cell.python) is not None]
 
 
 def _no_release(matrix: Matrix, query: Query) -> Candidate:

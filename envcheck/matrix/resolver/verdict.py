@@ -164,7 +164,9 @@ def _gpu_floor(facts: Facts, device: Device, driver: str) -> Verdict:
     weak = floor if unsure else ()
     if needed is not None and key(driver) >= key(needed):
         return Verdict(OK, "", weak)
-    if needed is None and _before_listed(device, driver, listed[0]):
+    # Older than every listed branch, but not than the GPU's `min_driver`.
+    lowest = device.gpu.min_driver if device.gpu is not None and key(branch(driver)) < key(listed[0]) else None
+    if needed is None and lowest is not None and key(driver) >= key(lowest):
         return Verdict(OK, "", floor)
     if needed is None:
         later = [floors[name] for name in listed if key(name) > key(branch(driver))]
@@ -176,12 +178,6 @@ def _gpu_floor(facts: Facts, device: Device, driver: str) -> Verdict:
     if not verified and key(branch(driver)) >= key(branch(_of_capability(facts, device.cc) or "0")):
         return Verdict(OK, f"{reason} (inferred, so this is no refusal)", floor)
     return Verdict(TOO_OLD, reason, weak)
-
-
-def _before_listed(device: Device, driver: str, first: str) -> bool:
-    """Return whether `driver` is older than every listed branch, but not older than the GPU's `min_driver`."""
-    lowest = device.gpu.min_driver if device.gpu is not None else None
-    return lowest is not None and key(branch(driver)) < key(first) and key(driver) >= key(lowest)
 
 
 def _floors(facts: Facts, device: Device) -> tuple[dict[str, str], bool]:
