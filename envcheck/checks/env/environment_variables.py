@@ -6,6 +6,8 @@ DCGM refuses to run its diagnostics under CUDA's coredump and profiler switches 
 from __future__ import annotations
 
 import difflib
+import importlib.machinery
+import itertools
 import json
 import os
 import re
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple
 from urllib.request import getproxies_environment, proxy_bypass
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, passed, undecided, warned, worst
+from envcheck.checks.extensions.installed import cached
 from envcheck.checks.support import process_group
 from envcheck.counting import counted
 
@@ -43,7 +46,8 @@ RULES = {
     )
     for name, row in _TABLE["rules"].items()
 }
-PACKAGES = ("torch", "torchvision", "torchaudio", "triton", "numpy", "nvidia", "sitecustomize", "usercustomize")
+HOOKS = ("sitecustomize", "usercustomize")
+PACKAGES = ("torch", "torchvision", "torchaudio", "triton", "numpy", "nvidia", *HOOKS)
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # c10/core/AllocatorConfig.h and c10/cuda/CUDAAllocatorConfig.h; newer torches may know more.
@@ -63,6 +67,7 @@ BINDING = {
 _SPAN = re.compile(r"(\d{1,5})(?:[-:](\d{1,5}))?(?::(\d{1,5}))?")
 # Allocators and OpenMP runtimes that people preload on purpose: they replace malloc or threads, and nothing of CUDA.
 USUAL = re.compile(r"lib(jemalloc|tcmalloc\w*|mimalloc|iomp5|gomp|omp|stdc\+\+|gcc_s)(-[\w.]+)?\.so[\d.]*")
+CUDA = re.compile("lib(cu|nv|nccl|torch|c10)")
 NAMES = (*RULES, *THREADS, *BINDING, *ALLOCATOR, *INTERFACES, "NCCL_NET")
 LIMIT = Limit(
     0, "variables", "NCCL's, CUDA's and PyTorch's lists of environment variables; " + _SOURCES["dcgm"], "equal"
@@ -72,6 +77,8 @@ LIMIT = Limit(
 def measure(rank: Rank) -> Measured:
     """Return the variables that matter, and the files that they put before the environment's own."""
     preload = [entry for entry in re.split(r"[\s:]+", os.environ.get("LD_PRELOAD", "")) if entry]
+    # A library of the system changes its place in the order: NVIDIA's answer to a full static TLS (libGLdispatch.so.0).
+    system = set(map(os.path.realpath, cached())) if preload else set()
     return {
         "rank": rank.rank,
         "variables": {name: os.environ[name] for name in NAMES if name in os.environ},
@@ -81,6 +88,7 @@ def measure(rank: Rank) -> Measured:
             n for n in ("localhost", "127.0.0.1") if "http" in getproxies_environment() and not proxy_bypass(n)
         ],
         "preload": preload,
+        "system": [p for p in preload if os.path.realpath(p) in system and not CUDA.match(p.rpartition("/")[2])],
         "absent": [entry for entry in preload if "/" in entry and not Path(entry).exists()],
         "modules": list(_shadowing_modules(os.environ.get("PYTHONPATH", "").split(os.pathsep))),
         "here": list(_shadowing_modules([os.environ.get("PWD", "")])),
@@ -91,6 +99,9 @@ def measure(rank: Rank) -> Measured:
 def _shadowing_modules(places: list[str]) -> Iterator[str]:
     """Yield the files that Python imports instead of its standard library or an installed package."""
     standard = set(getattr(sys, "stdlib_module_names", sys.builtin_module_names))
+    own = {os.path.realpath(place) for place in places if place}
+    # A module system's torch is on PYTHONPATH alone, and images name their own site-packages there: nothing is hidden.
+    others = [place for place in sys.path if os.path.realpath(place) not in own]
     for entry in filter(None, places):
         try:
             names = sorted(Path(entry).iterdir())
@@ -100,7 +111,8 @@ def _shadowing_modules(places: list[str]) -> Iterator[str]:
             name = path.name.partition(".")[0]
             package = path.is_dir() and (name in PACKAGES or (path / "__init__.py").exists())
             if (package or path.suffix in (".py", ".pyc", ".so")) and (name in standard or name in PACKAGES):
-                yield str(path)
+                hidden = name in HOOKS or importlib.machinery.PathFinder.find_spec(name, others)
+                yield from [str(path)] if hidden else []
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
@@ -204,22 +216,16 @@ def _interfaces(variables: dict[str, Any], interfaces: list[str], cards: list[st
 
 def _files(entry: Measured) -> Iterator[Outcome]:
     limit = Limit("no file", "", "man ld.so; https://docs.python.org/3/using/cmdline.html#envvar-PYTHONPATH", "equal")
-    odd = [path for path in entry["preload"] if not USUAL.fullmatch(path.rpartition("/")[2])]
+    usual = [*entry["absent"], *(entry.get("system") or [])]
+    odd = [path for path in entry["preload"] if path not in usual and not USUAL.fullmatch(path.rpartition("/")[2])]
     for name, text, paths in (
         ("LD_PRELOAD", "LD_PRELOAD names {}, which is not there", entry["absent"]),
-        ("LD_PRELOAD", "LD_PRELOAD loads {} into every process", [p for p in odd if p not in entry["absent"]]),
+        ("LD_PRELOAD", "LD_PRELOAD loads {} into every process", odd),
         ("PYTHONPATH", "PYTHONPATH puts {} before the module of that name", entry["modules"]),
     ):
-        for first, *others in _by_directory(paths):
+        for _, (first, *others) in itertools.groupby(paths, os.path.dirname):
             more = f" and {len(others)} more of that directory" if others else ""
             yield _warning(name, text.format(f"{first}{more}"), first, limit)
-
-
-def _by_directory(paths: list[str]) -> list[list[str]]:
-    directories: dict[str, list[str]] = {}
-    for path in paths:
-        directories.setdefault(path.rpartition("/")[0], []).append(path)
-    return list(directories.values())
 
 
 def _warning(name: str, text: str, value: Any, limit: Limit) -> Outcome:

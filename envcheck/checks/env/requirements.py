@@ -28,8 +28,27 @@ COMPANION = re.compile(
     r"|nvshmem|nvtx)(-cu\d\d)?|(pytorch-)?triton"
 )
 NCCL = re.compile(r"nvidia-nccl-cu\d\d")
+# NVIDIA lets newer ones of a major take the place of older ones: PyTorch 2.9.1 asks for that (pytorch/pytorch#166643,
+# #168167), and SGLang's images do it (sgl-project/sglang#35696).
+EXCHANGEABLE = re.compile(r"nvidia-(cudnn|nccl)-cu\d\d")
+# What apt installed it looks after: python3-gi never brings pycairo (openvinotoolkit/openvino#5061).
+APT = "/usr/lib/python3/dist-packages"
 FAMILY = re.compile(r"(torch|torchvision|torchaudio|triton) ")
 _SHOWN = 3
+# What a file imports and no metadata asks for, before a Python: TensorBoard 2.20, torch before 2.0, torch 2.6 to 2.8.
+_RESOURCES = ("pkg_resources", (4,), "setuptools<82 has it: geopavlakos/hamer#139, tensorflow/tensorboard#7064")
+UNDECLARED = (
+    ("tensorboard", "tensorboard", "default.py", *_RESOURCES),
+    ("torch.utils.cpp_extension", "torch", "utils/cpp_extension.py", *_RESOURCES),
+    (
+        "torchrun",
+        "torch",
+        "distributed/elastic/rendezvous/registry.py",
+        "importlib_metadata",
+        (3, 10),
+        "pytorch/pytorch#163946",
+    ),
+)
 
 _Packages = dict[str, importlib.metadata.Distribution]
 
@@ -38,39 +57,50 @@ def measure(rank: Rank) -> Measured:
     """Return what is required and is not there, or is there in a version that is refused."""
     reader = _reader()
     installed, hidden, shadowed = _installed()
-    broken, behind = _broken(reader, installed, hidden) if reader else ([], set())
+    broken, behind, newer = _broken(reader, installed, hidden) if reader else ([], set(), set())
     return {
         "rank": rank.rank,
         "packages": len(installed),
         "reader": reader and reader.__name__.split(".")[0],
         "broken": sorted([*broken, *_undeclared()]),
+        "newer": sorted(newer),
         "behind": sorted(behind),
         "shadowed": shadowed,
         "left": _left(installed),
     }
 
 
-def _broken(reader: Any, installed: _Packages, hidden: _Packages) -> tuple[list[str], set[str]]:
-    """Return what is required and not met, and which hidden packages would meet it."""
-    broken, behind = [], set()
+def _broken(reader: Any, installed: _Packages, hidden: _Packages) -> tuple[list[str], set[str], set[str]]:
+    """Return what is required and not met, which hidden packages would meet it, and what is newer and may be."""
+    broken, behind, newer = [], set(), set()
     for dist in installed.values():
         for text in dist.requires or []:
             problem, named = _problem(reader, text, installed), re.match(r"[\w.-]+", text.strip())
-            broken += [f"{dist.metadata['Name']} {dist.version} {problem}"] if problem else []
             name = package_files.key(named[0]) if problem and named else ""
+            if problem and name in installed and _exchanged(name, problem, installed[name].version):
+                newer.add(f"{name} {installed[name].version}")
+                continue
+            line, apt = f"{dist.metadata['Name']} {dist.version} {problem}", str(dist.locate_file("")).startswith(APT)
+            broken += [line] if problem and (FAMILY.match(line) or not apt) else []
             if name in hidden and not _problem(reader, text, hidden):
                 behind.add(f"{name} {hidden[name].version}, hidden by {installed[name].version}")
-    return broken, behind
+    return broken, behind, newer
+
+
+def _exchanged(name: str, problem: str, version: str) -> bool:
+    pinned = re.search(r"==([\d.]+)", problem) if EXCHANGEABLE.fullmatch(name) else None
+    wanted, there = (list(map(int, re.findall(r"\d+", text))) for text in (pinned[1] if pinned else "", version))
+    return bool(wanted) and there[:1] == wanted[:1] and there > wanted
 
 
 def _undeclared() -> list[str]:
-    """Return what torchrun of torch 2.6 to 2.8 imports before Python 3.10 and no metadata asks for."""
-    origin = getattr(importlib.util.find_spec("torch"), "origin", None)
-    registry = Path(origin or "").parent / "distributed/elastic/rendezvous/registry.py"
-    if sys.version_info >= (3, 10) or not registry.is_file():
-        return []
-    absent = b"importlib_metadata" in registry.read_bytes() and importlib.util.find_spec("importlib_metadata") is None
-    return ["torchrun needs importlib_metadata, which is not installed (pytorch/pytorch#163946)"] if absent else []
+    lines = []
+    for user, package, path, module, before, why in UNDECLARED:
+        file = Path(getattr(importlib.util.find_spec(package), "origin", None) or "").parent / path
+        imports = file.is_file() and re.search(rf"(?m)^\s*(import|from) {module}\b", file.read_text(encoding="utf-8"))
+        if imports and sys.version_info < before and importlib.util.find_spec(module) is None:
+            lines.append(f"{user} needs {module}, which is not installed ({why})")
+    return lines
 
 
 def _left(installed: _Packages) -> list[str]:
@@ -154,5 +184,6 @@ def _conflicts(entry: Measured) -> Outcome:
         about: dict[str, Any] = {"value": len(broken), "limit": LIMIT, "broken": broken}
         return verdict(text, fix=fix, code="requirements.conflict", **about)
     hidden = f"; hidden by another version: {len(shadowed)}, first {shadowed[0]}" if shadowed else ""
-    summary = f"{counted(entry['packages'], 'package')} without a conflict{hidden}"
+    newer = f"; newer than was asked for: {', '.join(entry['newer'])}" if entry.get("newer") else ""
+    summary = f"{counted(entry['packages'], 'package')} without a conflict{newer}{hidden}"
     return passed(summary, value=0, limit=LIMIT, shadowed=shadowed)

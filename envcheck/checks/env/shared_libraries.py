@@ -35,7 +35,7 @@ CHECK = checks.Check(
 
 LIMIT = checks.Limit(0, "libraries", "ld.so(8): the first library of a name is taken", "equal")
 COMPANIONS = ("torchvision", "torchaudio")
-TWICE = re.compile(r"^(lib(?:cublas|cublasLt|cudnn\w*|nccl|cusparse|cufft|cusolver))\.so")
+TWICE = re.compile(r"^((lib(?:cublas|cublasLt|cudnn\w*|nccl|cusparse|cufft|cusolver))\.so(?:\.\d+)?)")
 # Debian's python3-torch links to libraries of Caffe2 that it does not ship (seen: 1.13.1+dfsg-4).
 DISTRIBUTION = "/usr/lib/python3/dist-packages/"
 # Brought by the driver: an image on a build machine has none.
@@ -113,7 +113,7 @@ def _by_name(paths: Iterable[str]) -> dict[str, list[str]]:
     for path in sorted({os.path.realpath(path) for path in paths}):
         match = TWICE.match(Path(path).name)
         if match:
-            names.setdefault(match[1], []).append(path)
+            names.setdefault(match[2], []).append(path)
     return names
 
 
@@ -132,12 +132,16 @@ def _parts(site: Path, named: Iterable[str]) -> list[str]:
     own = {path.name.partition(".so")[0]: path for path in site.glob("nvidia/*/lib/libcudnn*.so*")}
     opened = own["libcudnn_graph"].read_bytes() if "libcudnn_graph" in own else b""
     matches = ((path, TWICE.match(Path(path).name)) for path in named)
-    return sorted({path for path, match in matches if match and match[1] not in own and match[1].encode() in opened})
+    return sorted({path for path, match in matches if match and match[2] not in own and match[2].encode() in opened})
 
 
 def _on_path(name: str = "libcuda.so*") -> list[str]:
+    """Return the libraries on LD_LIBRARY_PATH, of each major the one that is found first."""
     directories = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
-    return [str(path) for directory in directories for path in Path(directory).glob(name)]
+    first: dict[str, Path] = {}
+    for path in [path for directory in directories for path in Path(directory).glob(name)]:
+        first.setdefault(re.sub(r"(\.so\.\d+).*", r"\1", path.name), path)
+    return [*map(str, first.values())]
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import resource
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,8 @@ def test_more_threads_than_cores_is_a_warning(cpu: View, value: str, status: str
     "name, status",
     [
         *((name, WARN) for name in ("random.py", "json/__init__.py", "torch/__init__.py", "sitecustomize.py")),
-        *((name, PASS) for name in ("train.py", "README.md")),
+        # A module system's torch is nowhere else (docs.easybuild.io/python-search-path).
+        *((name, PASS) for name in ("train.py", "README.md", "triton/__init__.py")),
     ],
 )
 def test_a_module_on_pythonpath_that_shadows_another_is_named(
@@ -205,6 +207,10 @@ def test_a_module_on_pythonpath_that_shadows_another_is_named(
     path = tmp_path / name.replace("/", "-") / name
     path.parent.mkdir(parents=True)
     path.touch()
+    (tmp_path / "site" / "torch").mkdir(parents=True, exist_ok=True)
+    clean.setattr(sys, "path", [*sys.path, str(tmp_path / "site")])
+    # Images name their own site-packages (huggingface/trl, python:3.12-slim): that hides nothing.
+    assert judged(cpu, clean, PYTHONPATH=str(tmp_path / "site")).status == PASS
     outcome = judged(cpu, clean, PYTHONPATH=f"/nowhere:{tmp_path / name.replace('/', '-')}")
     assert (outcome.status, name.partition("/")[0] in outcome.summary) == (status, status == WARN)
     # In the directory where envcheck was started it hides nothing from what runs, and is a note.
@@ -219,11 +225,17 @@ def test_a_module_on_pythonpath_that_shadows_another_is_named(
         ("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", PASS),
         ("/usr/lib/libtcmalloc_minimal.so.4 /x/libspy.so", WARN),
         ("libgomp-a34b3233.so.1", PASS),
+        # What lifts "cannot allocate memory in static TLS block" on aarch64 (NVIDIA-AI-IOT/torch2trt#563).
+        ("/lib/libGLdispatch.so.0", PASS),
+        ("/lib/libnccl.so.2", WARN),
     ],
 )
-def test_a_preloaded_library_is_named_unless_it_is_an_allocator(cpu: View, preload: str, status: str) -> None:
-    entry = {"rank": 0, "variables": {}, "modules": [], "cores": 4}
-    outcome = environment_variables.judge(cpu, [{**entry, "preload": preload.split()}])
+def test_a_preloaded_library_is_named_unless_it_is_an_allocator_or_the_systems_own(
+    cpu: View, clean: pytest.MonkeyPatch, preload: str, status: str
+) -> None:
+    clean.setattr(environment_variables, "cached", lambda: ["/lib/libGLdispatch.so.0", "/lib/libnccl.so.2"])
+    clean.setenv("LD_PRELOAD", preload)
+    outcome = environment_variables.judge(cpu, [{**environment_variables.measure(RANK), "absent": []}])
     assert outcome.status == status
     assert outcome.culprit == ("LD_PRELOAD" if status == WARN else "")
 

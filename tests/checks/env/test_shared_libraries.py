@@ -39,6 +39,8 @@ def site(tmp_path: Path) -> Path:
         ("/usr/lib/x86_64-linux-gnu/libcudnn.so.9", True),
         ("/usr/local/cuda/lib64/libcublas.so.12", True),
         ("/opt/conda/lib/libcublas.so.12", True),
+        ("/usr/local/cuda/targets/x86_64-linux/lib/libcublas.so.12.9.1.4", True),
+        ("/usr/local/cuda/lib64/libcublas.so.13", False),  # the loader looks for 12 (flashinfer-ai/flashinfer#2468)
         ("/usr/lib/libnccl.so.2", False),  # this torch brings none
         ("/usr/lib/libz.so.1", False),
         ("{site}/torch/lib/libcudnn.so.9", False),
@@ -49,6 +51,19 @@ def test_what_the_loader_knows_is_a_second_one_only_where_the_wheel_brings_it(
 ) -> None:
     path = known.format(site=site)
     assert shared_libraries._beside(site, [path, path]) == ([path] if second else [])  # noqa: SLF001 (the one question)
+
+
+def test_the_first_of_a_major_on_the_loaders_path_is_the_one_that_is_taken(
+    site: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wheel's own directory comes first in images of FlashInfer (flashinfer-ai/flashinfer#2468)."""
+    own, cuda = site / "nvidia/cublas/lib", tmp_path_factory.mktemp("lib64")
+    for name in ("libcublas.so", "libcublas.so.12.9.1.4", "libcublas.so.11"):
+        (cuda / name).touch()
+    for places, taken in (((own, cuda), []), ((cuda, own), [str(cuda / "libcublas.so.12.9.1.4")])):
+        monkeypatch.setenv("LD_LIBRARY_PATH", ":".join(map(str, places)))
+        on_path = shared_libraries._on_path("lib*.so*")  # noqa: SLF001 (where the loader looks)
+        assert shared_libraries._beside(site, on_path) == taken  # noqa: SLF001 (what it takes)
 
 
 def test_the_loaders_cache_is_read_as_it_is(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
