@@ -30,7 +30,7 @@ COMPANION = re.compile(
 NCCL = re.compile(r"nvidia-nccl-cu\d\d")
 # NVIDIA lets newer ones of a major take the place of older ones: PyTorch 2.9.1 asks for that (pytorch/pytorch#166643,
 # #168167), and SGLang's images do it (sgl-project/sglang#35696).
-EXCHANGEABLE = re.compile(r"nvidia-(cudnn|nccl)-cu\d\d")
+EXCHANGEABLE = re.compile(r"(nvidia-(?:cudnn|nccl)-cu\d\d)\s*\(?==\s*((\d+)[\d.]*)\)?")
 # What apt installed it looks after: python3-gi never brings pycairo (openvinotoolkit/openvino#5061).
 APT = "/usr/lib/python3/dist-packages"
 FAMILY = re.compile(r"(torch|torchvision|torchaudio|triton) ")
@@ -57,40 +57,30 @@ def measure(rank: Rank) -> Measured:
     """Return what is required and is not there, or is there in a version that is refused."""
     reader = _reader()
     installed, hidden, shadowed = _installed()
-    broken, behind, newer = _broken(reader, installed, hidden) if reader else ([], set(), set())
+    broken, behind = _broken(reader, installed, hidden) if reader else ([], set())
     return {
         "rank": rank.rank,
         "packages": len(installed),
         "reader": reader and reader.__name__.split(".")[0],
         "broken": sorted([*broken, *_undeclared()]),
-        "newer": sorted(newer),
         "behind": sorted(behind),
         "shadowed": shadowed,
         "left": _left(installed),
     }
 
 
-def _broken(reader: Any, installed: _Packages, hidden: _Packages) -> tuple[list[str], set[str], set[str]]:
-    """Return what is required and not met, which hidden packages would meet it, and what is newer and may be."""
-    broken, behind, newer = [], set(), set()
+def _broken(reader: Any, installed: _Packages, hidden: _Packages) -> tuple[list[str], set[str]]:
+    """Return what is required and not met, and which hidden packages would meet it."""
+    broken, behind = [], set()
     for dist in installed.values():
         for text in dist.requires or []:
             problem, named = _problem(reader, text, installed), re.match(r"[\w.-]+", text.strip())
             name = package_files.key(named[0]) if problem and named else ""
-            if problem and name in installed and _exchanged(name, problem, installed[name].version):
-                newer.add(f"{name} {installed[name].version}")
-                continue
             line, apt = f"{dist.metadata['Name']} {dist.version} {problem}", str(dist.locate_file("")).startswith(APT)
             broken += [line] if problem and (FAMILY.match(line) or not apt) else []
             if name in hidden and not _problem(reader, text, hidden):
                 behind.add(f"{name} {hidden[name].version}, hidden by {installed[name].version}")
-    return broken, behind, newer
-
-
-def _exchanged(name: str, problem: str, version: str) -> bool:
-    pinned = re.search(r"==([\d.]+)", problem) if EXCHANGEABLE.fullmatch(name) else None
-    wanted, there = (list(map(int, re.findall(r"\d+", text))) for text in (pinned[1] if pinned else "", version))
-    return bool(wanted) and there[:1] == wanted[:1] and there > wanted
+    return broken, behind
 
 
 def _undeclared() -> list[str]:
@@ -135,7 +125,7 @@ def _reader() -> Any:
 
 def _problem(reader: Any, text: str, installed: _Packages) -> str | None:
     try:
-        requirement = reader.Requirement(text)
+        requirement = reader.Requirement(EXCHANGEABLE.sub(r"\1>=\2,==\3.*", text))
     except reader.InvalidRequirement:
         return None
     if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -184,6 +174,5 @@ def _conflicts(entry: Measured) -> Outcome:
         about: dict[str, Any] = {"value": len(broken), "limit": LIMIT, "broken": broken}
         return verdict(text, fix=fix, code="requirements.conflict", **about)
     hidden = f"; hidden by another version: {len(shadowed)}, first {shadowed[0]}" if shadowed else ""
-    newer = f"; newer than was asked for: {', '.join(entry['newer'])}" if entry.get("newer") else ""
-    summary = f"{counted(entry['packages'], 'package')} without a conflict{newer}{hidden}"
+    summary = f"{counted(entry['packages'], 'package')} without a conflict{hidden}"
     return passed(summary, value=0, limit=LIMIT, shadowed=shadowed)

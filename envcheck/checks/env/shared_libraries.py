@@ -138,10 +138,8 @@ def _parts(site: Path, named: Iterable[str]) -> list[str]:
 def _on_path(name: str = "libcuda.so*") -> list[str]:
     """Return the libraries on LD_LIBRARY_PATH, of each major the one that is found first."""
     directories = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
-    first: dict[str, Path] = {}
-    for path in [path for directory in directories for path in Path(directory).glob(name)]:
-        first.setdefault(re.sub(r"(\.so\.\d+).*", r"\1", path.name), path)
-    return [*map(str, first.values())]
+    found = [path for directory in directories for path in Path(directory).glob(name)]
+    return [*{re.sub(r"(\.so\.\d+).*", r"\1", path.name): str(path) for path in reversed(found)}.values()]
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:

@@ -26,6 +26,9 @@ OWN = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 BLOCK = 1 << 20
 # What conda calls the packages of a distribution, where that is another name; libraries may have one of their own.
 CONDA = {"torch": ("pytorch", "libtorch"), "triton": ("torchtriton", "pytorch-triton")}
+# libs-cu13 puts other files in the places of libs-base's, and the GPU decides which serve: NVIDIA/cutlass#3170, #3227,
+# vllm-project/vllm#40082, sgl-project/sglang#25938.
+OVERLAID = re.compile("nvidia-cutlass-dsl")
 # What conda makes at installation, or links to files that have digests of their own.
 MADE = ("pyc_file", "unix_python_entry_point", "directory", "softlink")
 # What Python or its tools run at every start, or import before anything else.
@@ -112,7 +115,10 @@ def _digest(listed: RecordedFile) -> str:
 
 def compare(files: Iterable[RecordedFile]) -> dict[str, Any]:
     """Return counts, bytes and seconds, and which files are missing, changed, unreadable or have no digest."""
-    begun, waiting, lock = time.monotonic(), iter(list(files)), threading.Lock()
+    places: dict[Path | RecordedFile, list[RecordedFile]] = {}
+    for item in files:
+        places.setdefault(item.path if OVERLAID.match(item.owner) else item, []).append(item)
+    begun, waiting, lock = time.monotonic(), iter(places.values()), threading.Lock()
     measured: dict[str, Any] = {"files": 0, "bytes": 0, "missing": [], "changed": [], "unreadable": [], "without": []}
 
     def work() -> None:
@@ -121,12 +127,12 @@ def compare(files: Iterable[RecordedFile]) -> dict[str, Any]:
                 listed = next(waiting, None)
             if listed is None:
                 return
-            kind, size = _state(listed)
+            kind, size = min(map(_state, listed))  # "" where one is as it was brought
             with lock:
                 measured["files"] += 1
                 measured["bytes"] += size
                 if kind:
-                    measured[kind].append(str(listed.path))
+                    measured[kind].append(str(listed[0].path))
 
     # hashlib lets other threads run while it digests a block.
     threads = [threading.Thread(target=work) for _ in range(min(8, len(os.sched_getaffinity(0))))]

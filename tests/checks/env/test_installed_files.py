@@ -117,6 +117,31 @@ def test_each_damage_is_named(site: Path, damage: str) -> None:
     assert all(finding.code for finding in outcome.findings)
 
 
+@each(
+    "names, held, status",
+    [
+        # Whichever came last: NVIDIA/cutlass#3170, vllm-project/vllm#40082, sgl-project/sglang#25938.
+        ("nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-cu13", "a = 1", PASS),
+        ("nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-cu13", "a = 2", PASS),
+        ("nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-cu13", "a = 3", FAIL),
+        ("nvidia-cudnn-cu12 nvidia-cudnn-cu13", "a = 1", FAIL),
+    ],
+)
+def test_only_cutlass_puts_the_files_of_two_packages_in_one_place(
+    site: Path, names: str, held: str, status: str
+) -> None:
+    for number, name in enumerate(names.split(), 1):
+        info = f"{name.replace('-', '_')}-4.5.0.dist-info"
+        rewrite(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 4.5.0\n")(site)
+        for module in ("nvidia_both/mma.py", "nvidia_both/_ir.so"):
+            rewrite(module, f"a = {number}")(site)
+        record = "".join(line(site / module, module) for module in ("nvidia_both/mma.py", "nvidia_both/_ir.so"))
+        (site / info / "RECORD").write_text(record)
+    for module in ("nvidia_both/mma.py", "nvidia_both/_ir.so"):
+        rewrite(module, held)(site)
+    assert (files().status, binaries().status) == (status, status)
+
+
 def test_a_library_with_one_other_byte_fails(site: Path) -> None:
     (site / "torch/lib/libtorch.so").write_text("not reallz\n")
     outcome = binaries()
