@@ -6,7 +6,6 @@ DCGM refuses to run its diagnostics under CUDA's coredump and profiler switches 
 from __future__ import annotations
 
 import difflib
-import importlib.machinery
 import itertools
 import json
 import os
@@ -14,6 +13,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.request import getproxies_environment, proxy_bypass
@@ -46,8 +46,7 @@ RULES = {
     )
     for name, row in _TABLE["rules"].items()
 }
-HOOKS = ("sitecustomize", "usercustomize")
-PACKAGES = ("torch", "torchvision", "torchaudio", "triton", "numpy", "nvidia", *HOOKS)
+PACKAGES = ("torch", "torchvision", "torchaudio", "triton", "numpy", "nvidia", "sitecustomize", "usercustomize")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # c10/core/AllocatorConfig.h and c10/cuda/CUDAAllocatorConfig.h; newer torches may know more.
@@ -68,7 +67,10 @@ _SPAN = re.compile(r"(\d{1,5})(?:[-:](\d{1,5}))?(?::(\d{1,5}))?")
 # Allocators and OpenMP runtimes that people preload on purpose: they replace malloc or threads, and nothing of CUDA.
 USUAL = re.compile(r"lib(jemalloc|tcmalloc\w*|mimalloc|iomp5|gomp|omp|stdc\+\+|gcc_s)(-[\w.]+)?\.so[\d.]*")
 CUDA = re.compile("lib(cu|nv|nccl|torch|c10)")
-NAMES = (*RULES, *THREADS, *BINDING, *ALLOCATOR, *INTERFACES, "NCCL_NET")
+# Google's plugins for A3 ask for these values, and refuse to start without them (NVIDIA/aicr#422).
+GOOGLES = {"NCCL_FASTRAK_CTRL_DEV", "NCCL_GPUDIRECTTCPX_CTRL_DEV"}
+ASKED_FOR = {"NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE"}
+NAMES = (*GOOGLES, *RULES, *THREADS, *BINDING, *ALLOCATOR, *INTERFACES, "NCCL_NET")
 LIMIT = Limit(
     0, "variables", "NCCL's, CUDA's and PyTorch's lists of environment variables; " + _SOURCES["dcgm"], "equal"
 )
@@ -110,9 +112,10 @@ def _shadowing_modules(places: list[str]) -> Iterator[str]:
         for path in names:
             name = path.name.partition(".")[0]
             package = path.is_dir() and (name in PACKAGES or (path / "__init__.py").exists())
-            if (package or path.suffix in (".py", ".pyc", ".so")) and (name in standard or name in PACKAGES):
-                hidden = name in HOOKS or importlib.machinery.PathFinder.find_spec(name, others)
-                yield from [str(path)] if hidden else []
+            module = (package or path.suffix in (".py", ".pyc", ".so")) and (name in standard or name in PACKAGES)
+            # A file of a package's name is no installed package, whatever else there is.
+            if module and ((name in PACKAGES and not package) or PathFinder.find_spec(name, others)):
+                yield str(path)
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
@@ -142,7 +145,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 def _variables(view: View, variables: dict[str, Any]) -> Iterator[Outcome]:
     for name, rule in RULES.items():
         value = str(variables.get(name, ""))
-        if name not in variables or (rule.gpu_only and view.mode != "gpu"):
+        asked_for = name in ASKED_FOR and not GOOGLES.isdisjoint(variables)
+        if name not in variables or asked_for or (rule.gpu_only and view.mode != "gpu"):
             continue
         if re.fullmatch(rule.harmful, value, re.IGNORECASE):
             limit = Limit("not set", "", rule.source, "equal")

@@ -9,6 +9,7 @@ import importlib.util
 import re
 import site
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,10 @@ APT = "/usr/lib/python3/dist-packages"
 FAMILY = re.compile(r"(torch|torchvision|torchaudio|triton) ")
 _SHOWN = 3
 # What a file imports and no metadata asks for, before a Python: TensorBoard 2.20, torch before 2.0, torch 2.6 to 2.8.
-_RESOURCES = ("pkg_resources", (4,), "setuptools<82 has it: geopavlakos/hamer#139, tensorflow/tensorboard#7064")
+# setuptools has had pkg_resources until 81.
 UNDECLARED = (
-    ("tensorboard", "tensorboard", "default.py", *_RESOURCES),
-    ("torch.utils.cpp_extension", "torch", "utils/cpp_extension.py", *_RESOURCES),
+    ("tensorboard", "tensorboard", "default.py", "pkg_resources", (4,), "tensorflow/tensorboard#7064"),
+    ("torch.utils.cpp_extension", "torch", "utils/cpp_extension.py", "pkg_resources", (4,), "geopavlakos/hamer#139"),
     (
         "torchrun",
         "torch",
@@ -70,7 +71,6 @@ def measure(rank: Rank) -> Measured:
 
 
 def _broken(reader: Any, installed: _Packages, hidden: _Packages) -> tuple[list[str], set[str]]:
-    """Return what is required and not met, and which hidden packages would meet it."""
     broken, behind = [], set()
     for dist in installed.values():
         for text in dist.requires or []:
@@ -83,14 +83,12 @@ def _broken(reader: Any, installed: _Packages, hidden: _Packages) -> tuple[list[
     return broken, behind
 
 
-def _undeclared() -> list[str]:
-    lines = []
+def _undeclared() -> Iterator[str]:
     for user, package, path, module, before, why in UNDECLARED:
         file = Path(getattr(importlib.util.find_spec(package), "origin", None) or "").parent / path
         imports = file.is_file() and re.search(rf"(?m)^\s*(import|from) {module}\b", file.read_text(encoding="utf-8"))
         if imports and sys.version_info < before and importlib.util.find_spec(module) is None:
-            lines.append(f"{user} needs {module}, which is not installed ({why})")
-    return lines
+            yield f"{user} needs {module}, which is not installed ({why})"
 
 
 def _left(installed: _Packages) -> list[str]:
@@ -166,7 +164,7 @@ def _conflicts(entry: Measured) -> Outcome:
     shadowed = entry.get("shadowed") or []
     if broken:
         text = "; ".join(broken[:_SHOWN]) + (f"; {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else "")
-        fix = "install what is named, or build the environment again from its lock"
+        fix = "install what is named (pkg_resources: 'setuptools<82'), or build the environment again from its lock"
         behind = entry.get("behind")
         if behind:  # ~/.local before a conda environment: spinalcordtoolbox/spinalcordtoolbox#3067
             fix = f"{behind[0]}: uninstall what hides it, or leave ~/.local out (PYTHONNOUSERSITE=1); {fix}"

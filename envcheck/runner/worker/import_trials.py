@@ -131,11 +131,10 @@ def _less(*names: str) -> dict[str, str]:
 
 def _unlike() -> Iterator[str]:
     """Yield the libraries of torch's family that are gone or of another size than RECORD has; conda changes some."""
-    for package in package_files.packages():
-        where, overlaid = Path(package.where), package_files.OVERLAID.match(package.name)
+    for package in [p for p in package_files.packages() if not package_files.OVERLAID.match(p.name)]:
+        where = Path(package.where)
         record = where / "RECORD"
-        listed = package.ledger == "RECORD" and record.exists() and not overlaid
-        text = record.read_text(encoding="utf-8") if listed else ""
+        text = record.read_text(encoding="utf-8") if package.ledger == "RECORD" and record.exists() else ""
         for row in csv.reader(text.splitlines()):
             if len(row) > 2 and ".so" in row[0] and row[2].isdecimal():  # noqa: PLR2004 (path, hash, size)
                 path = Path(os.path.normpath(where.parent / row[0]))

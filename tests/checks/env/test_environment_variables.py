@@ -71,7 +71,7 @@ HARMFUL = {
     "ONEDNN_MAX_CPU_ISA": "SSE41",
     "OMP_PROC_BIND": "master",
 }
-HARMLESS = {"NCCL_CUMEM_ENABLE": "1", "NCCL_NVLS_ENABLE": "1", "NCCL_P2P_LEVEL": "NVL"}
+HARMLESS = {"NCCL_PROTO": "^LL128", "NCCL_CUMEM_ENABLE": "1", "NCCL_NVLS_ENABLE": "1", "NCCL_P2P_LEVEL": "NVL"}
 
 
 @each("name, rule", environment_variables.RULES.items())
@@ -96,6 +96,10 @@ def test_a_clean_environment_passes_and_every_harmful_variable_is_a_finding(
     names = ("NVIDIA_TF32_OVERRIDE", "NCCL_PROTO", "PYTORCH_NO_CUDA_MEMORY_CACHING")
     outcome = judged(node("h100x8"), clean, **dict.fromkeys(names, "1"))
     assert {finding.culprit for finding in outcome.findings} == {*names}
+    # What Google's plugins ask for: NVIDIA/aicr#422.
+    googles = {"NCCL_ALGO": "Ring,Tree", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0"}
+    for name, status in (("NCCL_FASTRAK_CTRL_DEV", PASS), ("NCCL_GPUDIRECTTCPX_CTRL_DEV", PASS), ("NCCL_NET", WARN)):
+        assert judged(node("h100x8"), clean, **googles, **{name: "eth0"}).status == status
 
 
 @each(
@@ -196,7 +200,10 @@ def test_more_threads_than_cores_is_a_warning(cpu: View, value: str, status: str
 @each(
     "name, status",
     [
-        *((name, WARN) for name in ("random.py", "json/__init__.py", "torch/__init__.py", "sitecustomize.py")),
+        *(
+            (name, WARN)
+            for name in ("random.py", "json/__init__.py", "torch/__init__.py", "triton.py", "sitecustomize.py")
+        ),
         # A module system's torch is nowhere else (docs.easybuild.io/python-search-path).
         *((name, PASS) for name in ("train.py", "README.md", "triton/__init__.py")),
     ],
