@@ -67,10 +67,9 @@ _SPAN = re.compile(r"(\d{1,5})(?:[-:](\d{1,5}))?(?::(\d{1,5}))?")
 # Allocators and OpenMP runtimes that people preload on purpose: they replace malloc or threads, and nothing of CUDA.
 USUAL = re.compile(r"lib(jemalloc|tcmalloc\w*|mimalloc|iomp5|gomp|omp|stdc\+\+|gcc_s)(-[\w.]+)?\.so[\d.]*")
 CUDA = re.compile("lib(cu|nv|nccl|torch|c10)")
-# Google's plugins for A3 ask for these values, and refuse to start without them (NVIDIA/aicr#422).
-GOOGLES = {"NCCL_FASTRAK_CTRL_DEV", "NCCL_GPUDIRECTTCPX_CTRL_DEV"}
-ASKED_FOR = {"NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE"}
-NAMES = (*GOOGLES, *RULES, *THREADS, *BINDING, *ALLOCATOR, *INTERFACES, "NCCL_NET")
+NAMES = (*RULES, *THREADS, *BINDING, *ALLOCATOR, *INTERFACES, "NCCL_NET")
+# Google's plugins for A3 start with an algorithm and a protocol of theirs alone (NVIDIA/aicr#422).
+PLUGINS = ("NCCL_FASTRAK_CTRL_DEV", "NCCL_GPUDIRECTTCPX_CTRL_DEV")
 LIMIT = Limit(
     0, "variables", "NCCL's, CUDA's and PyTorch's lists of environment variables; " + _SOURCES["dcgm"], "equal"
 )
@@ -79,18 +78,21 @@ LIMIT = Limit(
 def measure(rank: Rank) -> Measured:
     """Return the variables that matter, and the files that they put before the environment's own."""
     preload = [entry for entry in re.split(r"[\s:]+", os.environ.get("LD_PRELOAD", "")) if entry]
-    # A library of the system changes its place in the order: NVIDIA's answer to a full static TLS (libGLdispatch.so.0).
-    system = set(map(os.path.realpath, cached())) if preload else set()
     return {
         "rank": rank.rank,
-        "variables": {name: os.environ[name] for name in NAMES if name in os.environ},
+        "variables": {name: os.environ[name] for name in (*NAMES, *PLUGINS) if name in os.environ},
         "interfaces": [name for _, name in socket.if_nameindex()],
         "cards": [path.name for path in Path("/sys/class/infiniband").glob("*")],
         "proxied": [
             n for n in ("localhost", "127.0.0.1") if "http" in getproxies_environment() and not proxy_bypass(n)
         ],
         "preload": preload,
-        "system": [p for p in preload if os.path.realpath(p) in system and not CUDA.match(p.rpartition("/")[2])],
+        # A library of the system changes its place alone, as against a full static TLS (libGLdispatch.so.0 on Jetson).
+        "system": [
+            path
+            for path in preload
+            if not CUDA.match(path.rpartition("/")[2]) and os.path.realpath(path) in map(os.path.realpath, cached())
+        ],
         "absent": [entry for entry in preload if "/" in entry and not Path(entry).exists()],
         "modules": list(_shadowing_modules(os.environ.get("PYTHONPATH", "").split(os.pathsep))),
         "here": list(_shadowing_modules([os.environ.get("PWD", "")])),
@@ -120,18 +122,17 @@ def _shadowing_modules(places: list[str]) -> Iterator[str]:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Warn of each variable and file that does harm here."""
-    entry = ranks[0] if ranks else {}
-    entry = {"absent": [], "interfaces": [], "proxied": [], **entry}
+    entry: Measured = {"absent": [], "interfaces": [], "proxied": [], **(ranks[0] if ranks else {})}
     lists = [entry.get(name) for name in ("preload", "modules", "absent", "interfaces", "proxied")]
     readable = all(isinstance(names, list) and all(isinstance(n, str) for n in names) for names in lists)
     cores = entry["cores"] if process_group.counts(entry.get("cores")) else 0
     if not readable or not isinstance(entry.get("variables"), dict) or cores < 1:
         return undecided("the environment was not read", code="environment.unread")
     variables = entry["variables"]
-    findings = [*_variables(view, variables), *_threads(variables, cores), *_files(entry)]
+    findings = [*_variables(view, variables, _meant(view, entry)), *_threads(variables, cores), *_files(entry)]
     # A list of cores has bound this process when torch loaded its OpenMP; the worker counted before.
-    findings += _binding(variables, view.environment.get("threads"))
-    findings += [*_options(variables), *_interfaces(variables, entry["interfaces"], entry.get("cards") or [])]
+    findings += [*_binding(variables, view.environment.get("threads")), *_options(variables)]
+    findings += _interfaces(variables, entry["interfaces"], entry.get("cards") or [])
     if entry["proxied"]:
         text = f"HTTP_PROXY catches {' and '.join(entry['proxied'])}: servers of this machine are asked for elsewhere"
         fix = "add localhost,127.0.0.1 to NO_PROXY"
@@ -142,11 +143,23 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     return worst(findings, passed(f"no variable does harm{note}", value=0, limit=LIMIT))
 
 
-def _variables(view: View, variables: dict[str, Any]) -> Iterator[Outcome]:
+def _meant(view: View, entry: Measured) -> dict[str, bool]:
+    pairs = view.snapshot.signal("gpu.p2p").value
+    apart = pairs is not None and not any(pair["read"] == pair["write"] == "ok" for pair in pairs)
+    return {
+        # What forbids what is not here: accelerate insists on it for GeForce 40 (huggingface/accelerate#2195).
+        "NCCL_IB_DISABLE": entry.get("cards") == [],
+        **dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"), apart),
+        **dict.fromkeys(
+            ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE"), any(name in entry["variables"] for name in PLUGINS)
+        ),
+    }
+
+
+def _variables(view: View, variables: dict[str, Any], meant: dict[str, bool]) -> Iterator[Outcome]:
     for name, rule in RULES.items():
         value = str(variables.get(name, ""))
-        asked_for = name in ASKED_FOR and not GOOGLES.isdisjoint(variables)
-        if name not in variables or asked_for or (rule.gpu_only and view.mode != "gpu"):
+        if name not in variables or meant.get(name) or (rule.gpu_only and view.mode != "gpu"):
             continue
         if re.fullmatch(rule.harmful, value, re.IGNORECASE):
             limit = Limit("not set", "", rule.source, "equal")

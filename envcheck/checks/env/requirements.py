@@ -39,16 +39,9 @@ _SHOWN = 3
 # What a file imports and no metadata asks for, before a Python: TensorBoard 2.20, torch before 2.0, torch 2.6 to 2.8.
 # setuptools has had pkg_resources until 81.
 UNDECLARED = (
-    ("tensorboard", "tensorboard", "default.py", "pkg_resources", (4,), "tensorflow/tensorboard#7064"),
-    ("torch.utils.cpp_extension", "torch", "utils/cpp_extension.py", "pkg_resources", (4,), "geopavlakos/hamer#139"),
-    (
-        "torchrun",
-        "torch",
-        "distributed/elastic/rendezvous/registry.py",
-        "importlib_metadata",
-        (3, 10),
-        "pytorch/pytorch#163946",
-    ),
+    ("tensorboard", "tensorboard/default.py", "pkg_resources", (4,), "tensorflow/tensorboard#7064"),
+    ("torch.utils.cpp_extension", "torch/utils/cpp_extension.py", "pkg_resources", (4,), "geopavlakos/hamer#139"),
+    ("torchrun", "torch/distributed/elastic/rendezvous/registry.py", "importlib_metadata", (3, 10), "pytorch#163946"),
 )
 
 _Packages = dict[str, importlib.metadata.Distribution]
@@ -84,8 +77,8 @@ def _broken(reader: Any, installed: _Packages, hidden: _Packages) -> tuple[list[
 
 
 def _undeclared() -> Iterator[str]:
-    for user, package, path, module, before, why in UNDECLARED:
-        file = Path(getattr(importlib.util.find_spec(package), "origin", None) or "").parent / path
+    for user, path, module, before, why in UNDECLARED:
+        file = Path(getattr(importlib.util.find_spec(path.split("/")[0]), "origin", None) or "").parent.parent / path
         imports = file.is_file() and re.search(rf"(?m)^\s*(import|from) {module}\b", file.read_text(encoding="utf-8"))
         if imports and sys.version_info < before and importlib.util.find_spec(module) is None:
             yield f"{user} needs {module}, which is not installed ({why})"

@@ -80,9 +80,7 @@ def _onnx_addition(device: str) -> Result:
     taken = session.get_providers()[0]
     if device != "cpu" and taken != gpu[0]:
         # Both packages install the same files: microsoft/onnxruntime#26996.
-        message = (
-            f"onnxruntime fell back to {taken}; if onnxruntime is installed too, uninstall both and install the GPU's"
-        )
+        message = f"onnxruntime fell back to {taken}; with onnxruntime beside it: uninstall both, install the GPU's"
         raise RuntimeError(message)
     [result] = session.run(None, {"x": np.arange(4, dtype=np.float32)})
     return result.tolist(), [0, 2, 4, 6]

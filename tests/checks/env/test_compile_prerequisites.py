@@ -73,6 +73,8 @@ def test_each_is_missed_by_itself(
         assert missing() == name
     if gone:
         (machine / "gone").rename(machine / gone)
+    monkeypatch.setenv("CC", f"{machine / 'bin/gcc'} -O2")
+    assert missing() == []
 
 
 def test_places_for_code_that_take_none_and_a_user_without_a_name_are_named(

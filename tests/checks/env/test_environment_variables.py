@@ -59,7 +59,7 @@ def judged(view: View, clean: pytest.MonkeyPatch, **variables: str) -> Outcome:
     with clean.context() as here:
         for name, value in variables.items():
             here.setenv(name, value)
-        return environment_variables.judge(view, [environment_variables.measure(RANK)])
+        return environment_variables.judge(view, [{**environment_variables.measure(RANK), "cards": ["mlx5_0"]}])
 
 
 HARMFUL = {
@@ -71,7 +71,8 @@ HARMFUL = {
     "ONEDNN_MAX_CPU_ISA": "SSE41",
     "OMP_PROC_BIND": "master",
 }
-HARMLESS = {"NCCL_PROTO": "^LL128", "NCCL_CUMEM_ENABLE": "1", "NCCL_NVLS_ENABLE": "1", "NCCL_P2P_LEVEL": "NVL"}
+HARMLESS = {"NCCL_P2P_LEVEL": "NVL", "NCCL_PROTO": "^LL128", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+HARMLESS |= dict.fromkeys(("NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE"), "1")
 
 
 @each("name, rule", environment_variables.RULES.items())
@@ -100,6 +101,18 @@ def test_a_clean_environment_passes_and_every_harmful_variable_is_a_finding(
     googles = {"NCCL_ALGO": "Ring,Tree", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0"}
     for name, status in (("NCCL_FASTRAK_CTRL_DEV", PASS), ("NCCL_GPUDIRECTTCPX_CTRL_DEV", PASS), ("NCCL_NET", WARN)):
         assert judged(node("h100x8"), clean, **googles, **{name: "eth0"}).status == status
+
+
+def test_what_forbids_what_is_not_there_does_no_harm(node: Node) -> None:
+    """As accelerate asks for GeForce of the 40 series: huggingface/accelerate#2195, QwenLM/Qwen-VL#447."""
+    entry = {"preload": [], "modules": [], "cores": 4, "variables": {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1"}}
+    for name, cards, culprits in (
+        ("h100x1", [], set()),
+        ("h100x1", ["mlx5_0"], {"NCCL_IB_DISABLE"}),
+        ("h100x8", [], {"NCCL_P2P_DISABLE"}),
+    ):
+        outcome = environment_variables.judge(node(name), [{**entry, "cards": cards}])
+        assert {finding.culprit for finding in outcome.findings} - {""} == culprits
 
 
 @each(
@@ -200,10 +213,8 @@ def test_more_threads_than_cores_is_a_warning(cpu: View, value: str, status: str
 @each(
     "name, status",
     [
-        *(
-            (name, WARN)
-            for name in ("random.py", "json/__init__.py", "torch/__init__.py", "triton.py", "sitecustomize.py")
-        ),
+        *((name, WARN) for name in ("random.py", "json/__init__.py", "torch/__init__.py", "sitecustomize.py")),
+        ("triton.py", WARN),
         # A module system's torch is nowhere else (docs.easybuild.io/python-search-path).
         *((name, PASS) for name in ("train.py", "README.md", "triton/__init__.py")),
     ],

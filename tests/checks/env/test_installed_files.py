@@ -5,6 +5,7 @@ import hashlib
 import importlib.metadata
 import os
 import py_compile
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,29 +118,23 @@ def test_each_damage_is_named(site: Path, damage: str) -> None:
     assert all(finding.code for finding in outcome.findings)
 
 
-@each(
-    "names, held, status",
-    [
-        # Whichever came last: NVIDIA/cutlass#3170, vllm-project/vllm#40082, sgl-project/sglang#25938.
-        ("nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-cu13", "a = 1", PASS),
-        ("nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-cu13", "a = 2", PASS),
-        ("nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-cu13", "a = 3", FAIL),
-        ("nvidia-cudnn-cu12 nvidia-cudnn-cu13", "a = 1", FAIL),
-    ],
-)
-def test_only_cutlass_puts_the_files_of_two_packages_in_one_place(
-    site: Path, names: str, held: str, status: str
-) -> None:
-    for number, name in enumerate(names.split(), 1):
-        info = f"{name.replace('-', '_')}-4.5.0.dist-info"
-        rewrite(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 4.5.0\n")(site)
-        for module in ("nvidia_both/mma.py", "nvidia_both/_ir.so"):
-            rewrite(module, f"a = {number}")(site)
-        record = "".join(line(site / module, module) for module in ("nvidia_both/mma.py", "nvidia_both/_ir.so"))
-        (site / info / "RECORD").write_text(record)
-    for module in ("nvidia_both/mma.py", "nvidia_both/_ir.so"):
-        rewrite(module, held)(site)
-    assert (files().status, binaries().status) == (status, status)
+def test_only_cutlass_puts_the_files_of_two_packages_in_one_place(site: Path) -> None:
+    """Whichever came last is right: NVIDIA/cutlass#3170, vllm-project/vllm#40082, sgl-project/sglang#25938."""
+    both = ("nvidia_both/mma.py", "nvidia_both/_ir.so")
+    for first, held, status in (
+        ("cutlass_dsl_libs_base", "1", PASS),
+        ("cutlass_dsl_x", "3", FAIL),
+        ("nccl", "1", FAIL),
+    ):
+        for number, name in enumerate((f"nvidia_{first}", "nvidia_cutlass_dsl_libs_cu13"), 1):
+            rewrite(f"{name}-4.5.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 4.5.0\n")(site)
+            for file in both:
+                rewrite(file, str(number))(site)
+            rewrite(f"{name}-4.5.0.dist-info/RECORD", "".join(line(site / file, file) for file in both))(site)
+        for file in both:
+            rewrite(file, held)(site)
+        assert (files().status, binaries().status) == (status, status)
+        shutil.rmtree(site / f"nvidia_{first}-4.5.0.dist-info")
 
 
 def test_a_library_with_one_other_byte_fails(site: Path) -> None:
