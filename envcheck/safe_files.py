@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import re
+import select
 import signal
 import stat
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from envcheck.errors import UnavailableError, refuse
 _ALONE: Final = os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW: Final = os.O_CREAT | os.O_EXCL | _ALONE
 _WRITABLE_BY_OTHERS: Final = 0o022
+_WRITER: Final = 30.0
 _MOVE: Final = "move it away, or name another directory"
 
 
@@ -113,14 +115,15 @@ def _put(path: Path, content: bytes, mode: int, *, durable: bool) -> None:
 def replace(path: Path, content: bytes) -> None:
     """Replace the file that a user named, whole or not at all; it stays so after a power cut. Raise OSError naming it.
 
-    A link is followed and stays; what is no file (/dev/null, a pipe) is written to. A signal waits for the end: one
-    that ends the process would leave a temporary file.
+    A link is followed and stays; what is no file (/dev/null, a pipe) is written to. A signal waits for the end of a
+    file: one that ends the process would leave a temporary file. A pipe may wait for its reader for ever.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         if path.exists() and not path.is_file():
             path.write_bytes(content)  # /dev/stdout to a pipe has no name of its own
             return
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
         path = Path(os.path.realpath(path))
         _put(path, content, stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~umask(), durable=True)
         with contextlib.suppress(OSError):  # not every file system can sync its names
@@ -180,8 +183,14 @@ def umask() -> int:
 
 
 def read_whole(path: Path, most: int = 64 << 20) -> bytes:
-    """Return a file that a user named, without a byte order mark; ConfigError beyond `most` bytes."""
-    with path.open("rb") as stream:
+    """Return a file that a user named, without a byte order mark; ConfigError beyond `most` bytes.
+
+    A named pipe to which nobody writes is as good as empty after _WRITER seconds.
+    """
+    with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as stream:
+        if path.is_fifo() and not path.is_symlink():  # a link, as /dev/stdin, is to a pipe that has its writer
+            select.select([stream], [], [], _WRITER)
+        os.set_blocking(stream.fileno(), True)
         content = stream.read(most + 1)
     if len(content) > most:
         refuse(f"{path}: longer than {most >> 20} MiB", "name the file that was meant")

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,3 +92,16 @@ def test_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
     (tmp_path / "windows.toml").write_text("min = 1", encoding="utf-8-sig")
     assert safe_files.read_whole(tmp_path / "windows.toml") == b"min = 1"
+
+
+def test_a_pipe_is_waited_for_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that nobody writes to hung `report show`, and one that nobody reads let no signal end `report convert`."""
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["/bin/sh", "-c", 'echo late > "$0"', tmp_path / "pipe"]):
+        assert safe_files.read_whole(tmp_path / "pipe") == b"late\n"
+    monkeypatch.setattr(safe_files, "_WRITER", 0.1)
+    assert safe_files.read_whole(tmp_path / "pipe") == b""
+    blocked: list[set[Any]] = []
+    monkeypatch.setattr(Path, "write_bytes", lambda *_: blocked.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+    safe_files.replace(tmp_path / "pipe", b"x")
+    assert signal.SIGINT not in blocked[0]

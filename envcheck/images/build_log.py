@@ -43,18 +43,21 @@ class FailedStep(NamedTuple):
 
 
 @functools.cache
-def _causes() -> list[Cause]:
+def _causes(table: str) -> list[Cause]:
     """Return the known causes. The first that matches wins: a full disk can end in any of the others."""
-    path = Path(__file__).with_name("build_causes.json")
-    return msgspec.json.decode(path.read_bytes(), type=list[Cause])
+    return msgspec.json.decode(Path(__file__).with_name(table).read_bytes(), type=list[Cause])
 
 
-def diagnose(log: str) -> Cause | None:
-    """Return the likely cause of a failure, or None when nothing in the log is known."""
-    for cause in _causes():
+def diagnose(log: str, table: str = "build_causes.json", **named: str) -> Cause | None:
+    """Return the likely cause of a failure, or None when nothing in the log is known.
+
+    `named` are the values of more fields in the table's texts, as {engine}.
+    """
+    for cause in _causes(table):
         match = re.search(cause.pattern, log)
         if match:
-            return msgspec.structs.replace(cause, what=cause.what.replace("{host}", _host(log, match)))
+            values = {"host": _host(log, match), "said": match[0].strip(), **named}
+            return msgspec.structs.replace(cause, what=cause.what.format(**values), fix=cause.fix.format(**values))
     return None
 
 

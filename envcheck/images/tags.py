@@ -49,7 +49,7 @@ def held_back(alias_labels: Mapping[str, str] | None, spec: ImageSpec) -> str | 
     if alias_labels is None:
         return None
     theirs = alias_labels.get(f"{LABEL_PREFIX}torch", "").partition("+")[0]
-    if not theirs:
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})+", theirs):  # a label may say anything
         return "it names an image that is not envcheck's"
     if key(theirs) > key(spec.cell.torch):
         return f"it names torch {theirs}, which is newer"

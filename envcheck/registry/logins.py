@@ -187,6 +187,7 @@ class Authorization:
         account = self._account() or Account()
         realm = self._realm(challenge.get("realm", ""))
         if account.identity or account.basic:
+            _need_tls(self._url)  # else whoever is on the way names the place (data-accelerator/dart#8)
             _need_tls(realm)
         # The registry may name the repository otherwise than its path does, as a proxy of several does.
         scopes = list(dict.fromkeys([scope, *challenge.get("scope", "").split()]))

@@ -16,7 +16,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import msgspec
 
-from envcheck.errors import refuse
+from envcheck.errors import EnvcheckError, refuse
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import BrokenError, NetworkError, SlowError, StatusError
 from envcheck.mirrors.net.responses import HttpResponse, file_size
@@ -27,6 +27,7 @@ from envcheck.mirrors.settings import mirrors
 from envcheck.registry import documents
 from envcheck.registry.documents import AbsentError, ImageReference, LyingError, RegistryUnavailableError, digest_of
 from envcheck.registry.logins import Authorization, denied, find_account
+from envcheck.registry.statement import MalformedError, decode_json
 from envcheck.struct_types import LightRecord, know_types
 
 # Seconds before each further try where the registry does not say, and the most that all tries may wait together.
@@ -130,7 +131,9 @@ class Repository:
                 codes: tuple[str, ...] = ()
                 with contextlib.suppress(NetworkError):  # what is read to its end can be used again
                     codes = codes_in(answer.text(_ERRORS))
-                if answer.status != HTTPStatus.UNAUTHORIZED or renewed:
+                # Where a request is redirected to may name any place for the registry's login (CVE-2020-15157;
+                # google/go-containerregistry#2349): only the registry itself is answered.
+                if answer.status != HTTPStatus.UNAUTHORIZED or renewed or self._is_elsewhere(answer.url):
                     raise self._refusal(request, answer, codes)
             login = self._authorization.answer(answer.headers, scope, login)
             if login is None:
@@ -141,7 +144,8 @@ class Repository:
         """Return the body of an answer. Raise LyingError as soon as it is known to be too large."""
         if request.method == "HEAD":
             return b""
-        size = file_size(answer.status, answer.headers) or 0
+        # Some compress what nobody asked them to (quay/quay#1310): that length is not the content's.
+        size = 0 if "Content-Encoding" in answer.headers else file_size(answer.status, answer.headers) or 0
         body = bytearray()
         for part in answer.page(2 * request.most + _BLOCK) if size <= request.most else ():
             body += part
@@ -152,10 +156,17 @@ class Repository:
             raise LyingError(message, fix="do not use it: what belongs there is smaller")
         return bytes(body)
 
+    def _is_elsewhere(self, url: str) -> bool:
+        return origin_of(url) != origin_of(self.reference.url)
+
     def _refusal(self, request: RegistryRequest, answer: HttpResponse, codes: tuple[str, ...]) -> Exception:
         """Return the error of an answer that is none of the accepted ones."""
         status, registry = answer.status, self.reference.registry
         if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+            if self._is_elsewhere(answer.url):
+                at = host_of(answer.url)
+                message = f"{registry} sends on {request.label} to {at}, which refuses it ({status})"
+                return documents.DeniedError(message, fix=f"if {at} is a registry, name it itself: no login goes along")
             return denied(registry, f"{request.label} ({status})", has=self._authorization.has_account)
         if status == HTTPStatus.NOT_FOUND:
             if not codes:
@@ -198,9 +209,8 @@ class Repository:
         reply = self.ask(RegistryRequest("GET", f"{self._path}/manifests/{name}", where, _ACCEPT, most=most))
         kind, digest = reply.headers.get("Content-Type", ""), digest_of(reply.body)
         if kind.startswith("text/html"):
-            message = f"{where}: the answer is a web page and no manifest"
             fix = "check the host and the port; a proxy or a page to log in may answer"
-            raise RegistryUnavailableError(message, fix=fix)
+            refuse(f"{where}: the answer is a web page and no manifest", fix, RegistryUnavailableError)
         if documents.is_digest(name) and digest != name:
             refuse(f"{where}: the registry sends the bytes of {digest}", documents.TAMPERED, LyingError)
         manifest = documents.read_manifest(reply.body, kind, where)
@@ -259,7 +269,17 @@ class Repository:
         path = f"{self._path}/manifests/{tag or digest}"
         label = f"{self.reference.name}{f':{tag}' if tag else ''}@{digest[:19]}"
         kind = {"Content-Type": media_type}
-        return self.ask(RegistryRequest("PUT", path, label, kind, content, accepted=(201,), push=True))
+        try:
+            return self.ask(RegistryRequest("PUT", path, label, kind, content, accepted=(201,), push=True))
+        except (documents.RefusedError, documents.DeniedError) as error:
+            with contextlib.suppress(EnvcheckError):
+                there = self.ask(RegistryRequest("GET", path, label, _ACCEPT))
+                # Where no tag may move, the manifest that it names already is refused too (aws/aws-sdk#750).
+                lost = any("BLOB_UNKNOWN" in code for code in getattr(error, "codes", ()))
+                if digest_of(there.body) == digest and not lost:
+                    return there
+                error.fix = f"{tag} is another manifest there: if tags are immutable, except this one; or {error.fix}"
+            raise
 
     def tags(self) -> list[str]:
         """Return all tags, of all pages; none of a repository that is not there. What is no tag is left out."""
@@ -271,8 +291,8 @@ class Repository:
                     self._need_registry()
                 break
             try:
-                tags += [tag for tag in msgspec.json.decode(reply.body, type=_Tags).tags or [] if documents.is_tag(tag)]
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                tags += [tag for tag in decode_json(reply.body, _Tags).tags or [] if documents.is_tag(tag)]
+            except MalformedError:
                 message = f"{self.reference.registry} lists no tags of {self.reference.repository}: it answers no list"
                 raise RegistryUnavailableError(message, fix="check the host and the port") from None
             if len(tags) > _MOST_TAGS:
@@ -289,7 +309,7 @@ class Repository:
             if target is None:
                 return
             path = urljoin(reply.url, target)
-            if origin_of(path) != origin_of(self.reference.url):
+            if self._is_elsewhere(path):
                 break
         message = f"{self.reference.registry} names pages of {label} that have no end or are on another host"
         raise RegistryUnavailableError(message, fix="ask who runs the registry")
@@ -297,11 +317,9 @@ class Repository:
 
 def codes_in(body: bytes) -> tuple[str, ...]:
     """Return the codes in the body of an error, if it is a registry's. Its texts can repeat what was sent."""
-    try:
-        answer_errors = msgspec.json.decode(body, type=_ErrorAnswer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ()
-    return tuple(error.code for error in answer_errors.errors if _CODE.fullmatch(error.code))
+    with contextlib.suppress(MalformedError):
+        return tuple(error.code for error in decode_json(body, _ErrorAnswer).errors if _CODE.fullmatch(error.code))
+    return ()
 
 
 def next_page(link: str) -> str | None:

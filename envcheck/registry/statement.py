@@ -44,7 +44,7 @@ class Rejection(LightRecord, frozen=True):
 
 
 # A bundle, a statement or a promotion; the largest of ours is some 20 kB.
-MOST_JSON: Final = 4_000_000
+MOST_JSON: Final = 4 << 20
 _Type = TypeVar("_Type")
 
 

@@ -246,10 +246,10 @@ def _pulled(pinned: str, chosen: ChosenImage, wanted: str) -> dict[str, str]:
         if engine == "venv":
             refuse("neither docker nor podman answers", "", UnavailableError)
         connected = engines.connect(engine)
-        connected.pull(pinned)
     except UnavailableError as error:
         fix = f"start the engine, or pass --dry-run and pull {pinned} elsewhere"
         raise UnavailableError(error.message, fix=fix) from error
+    connected.pull(pinned)
     name = engines.local_name(engine, f"envcheck/torch:{local_tag(chosen)}")
     before, now = connected.inspect(name), connected.inspect(pinned)
     if before and now and before.id != now.id:

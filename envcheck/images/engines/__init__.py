@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 import msgspec
 
 from envcheck.errors import ConfigError, UnavailableError, refuse
+from envcheck.images import build_log
 from envcheck.images.engines import bootstrap, subprocesses
 from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.plan import PLATFORMS, BuildPlan
@@ -33,9 +34,9 @@ _LOG: Final = {
     "docker": ("--log-driver=json-file", "--log-opt=max-size=1m", "--log-opt=max-file=1"),
     "podman": ("--log-driver=k8s-file", "--log-opt=max-size=1m"),
 }
-_NO_GPU: Final = re.compile("could not select device driver|unknown or invalid runtime|CDI device|nvidia.com/gpu")
 # docker's last line is "TAG: digest: sha256:... size: N"; podman's file holds the digest alone.
 _PUSHED: Final = re.compile(r"(?:digest: |\A)(sha256:[0-9a-f]{64})")
+_HOST: Final = re.compile(r"(?<!\S)([\w.-]*[.:][\w.:-]*)/")  # of a registry, in the name of an image
 _NO_IMAGE: Final = re.compile("no such image|not known|unable to find|no such object", re.IGNORECASE)
 _TIMEOUT: Final = 60.0
 _IMPORT_TIMEOUT: Final = 600.0
@@ -176,14 +177,15 @@ class Engine:
 
     def failed(self, words: Sequence[str], why: str) -> UnavailableError:
         """Return the error of a command that failed."""
-        if not _NO_GPU.search(why):
-            fix = f"try it by hand; `{self.name} info` tells whether {self.name} works here"
-            return UnavailableError(f"{self.name} {' '.join(words[:3])}: {why}", fix=fix)
-        if self.name == "podman":
-            fix = "describe them: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
-            return UnavailableError("podman knows no NVIDIA GPUs of this machine", fix=fix)
-        message = "docker has no NVIDIA runtime configured"
-        return UnavailableError(message, fix="install nvidia-container-toolkit, or run without GPUs")
+        fix = f"try it by hand; `{self.name} info` tells whether {self.name} works here"
+        return self._explained(f"{self.name} {' '.join(words[:3])}", CommandResult(1, why), fix, why)
+
+    def _explained(self, failure: str, result: CommandResult, fix: str, why: str = "") -> UnavailableError:
+        """Return the error of a failure: its known cause and remedy, else the engine's last words and `fix`."""
+        host = next(iter(_HOST.findall(failure)), "docker.io")
+        cause = build_log.diagnose(result.output, "engine_causes.json", engine=self.name, host=host)
+        why = cause.what if cause else why or subprocesses.last_words(result)
+        return UnavailableError(f"{failure}: {why}", fix=cause.fix if cause else fix)
 
     def demand(self) -> None:
         """Raise UnavailableError where it does not answer."""
@@ -194,11 +196,8 @@ class Engine:
             message = f"no {self.name} engine answers: {error.message}"
             raise UnavailableError(message, fix=f"install {self.name}") from error
         if result.status != 0:
-            message = f"no {self.name} engine answers: {subprocesses.last_words(result)}"
-            fix = "start one, or set DOCKER_HOST"
-            if "permission denied" in result.output:
-                fix = "add the user to the docker group, or set DOCKER_HOST"
-            raise UnavailableError(message, fix=fix)
+            failure = f"no {self.name} engine answers"
+            raise self._explained(failure, result, "start one, or set DOCKER_HOST")
 
     def answers(self) -> bool:
         """Tell whether it answers."""
@@ -286,8 +285,8 @@ class Engine:
         """Fetch an image from its registry."""
         result = self.run("pull", "--quiet", reference, timeout=1800)
         if result.status != 0:
-            message = f"{reference} could not be pulled: {subprocesses.last_words(result)}"
-            raise UnavailableError(message, fix=f"try `{self.name} pull` by hand, or --base bootstrap")
+            failure = f"{reference} could not be pulled"
+            raise self._explained(failure, result, f"try `{self.name} pull` by hand; a build can take --base bootstrap")
 
     def import_base(self, spec: ImageSpec, packages: Sequence[str], profile: Profile) -> str:
         """Bootstrap the spec's base with these packages, import it and return its reference."""
@@ -331,9 +330,8 @@ class Engine:
             said = file.read_text(encoding="ascii") if file.exists() else result.output
         digest = _PUSHED.findall(said)
         if result.status != 0 or not digest:
-            message = f"{reference} could not be pushed{subprocesses.last_line(result) or ': it took too long'}"
-            host = reference.partition("/")[0]
-            raise UnavailableError(message, fix=f"`{self.name} login {host}` with the right to write there, then again")
+            failure = f"{reference} could not be pushed"
+            raise self._explained(failure, result, "push again: layers that arrived are not sent again")
         return str(digest[-1])
 
     def untag(self, reference: str) -> None:

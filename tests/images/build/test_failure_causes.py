@@ -1,6 +1,7 @@
 """A failed build names its step, its last words and what to do; texts are what the tools really print."""
 
 from envcheck.images.build_log import diagnose, explain
+from envcheck.images.engines import Engine
 from tests.tables import beside, each
 
 REAL: dict[str, str] = beside(__file__)["known"]
@@ -12,6 +13,12 @@ def test_known_failures_are_named(name: str) -> None:
     assert cause is not None
     assert name.split(maxsplit=1)[0] in cause.what
     assert cause.fix
+
+
+@each("link, text, told", [(link, *row) for link, row in beside(__file__)["engine"].items()])
+def test_what_an_engine_says_of_a_machine_or_registry_has_its_remedy(link: str, text: str, told: str) -> None:
+    engine = Engine("podman" if "podman" in link else "docker")
+    assert told in str(engine.failed(["start"], text)), link
 
 
 @each(

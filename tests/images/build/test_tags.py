@@ -42,7 +42,12 @@ def test_alias_moves_from_the_same_or_an_older_torch(theirs: str) -> None:
 
 @each(
     "labels, why",
-    [({"envcheck.torch": "2.13.1+cpu"}, "newer"), ({"envcheck.torch": "2.14.0"}, "newer"), ({}, "not envcheck's")],
+    [
+        ({"envcheck.torch": "2.13.1+cpu"}, "newer"),
+        ({"envcheck.torch": "2.14.0"}, "newer"),
+        ({"envcheck.torch": "2.8.0a0+5228986c39"}, "not envcheck's"),
+        ({}, "not envcheck's"),
+    ],
 )
 def test_alias_stays_with_a_newer_torch_or_a_stranger(labels: dict[str, str], why: str) -> None:
     text = tags.held_back(labels, spec())

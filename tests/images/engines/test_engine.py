@@ -246,11 +246,17 @@ def test_a_push_gives_the_digest_that_the_registry_has_or_says_what_to_do(progra
     digest = f"sha256:{'0a' * 32}"
     program.answers(push=(f"Pushed\n2.8: digest: {digest} size: 1786", 0))
     assert Engine("docker").push("r.example/me/torch:2.8", 60) == digest
-    program.answers(push=("denied: requested access to the resource is denied", 1))
+    denied = ("denied: requested access to the resource is denied", 1)
+    program.answers(push=denied, pull=denied)
     for engine in BOTH:
         with pytest.raises(UnavailableError, match="could not be pushed: denied: requested access") as error:
             Engine(engine).push("r.example/me/torch:2.8", 60)
         assert f"`{engine} login r.example`" in str(error.value.fix)
+        with pytest.raises(UnavailableError, match=f"could not be pulled: denied.*; `{engine} login docker.io`"):
+            Engine(engine).pull("me/torch:2")
+    program.answers(push=("write tcp 172.17.0.2:42616->140.82.112.33:443: write: connection reset by peer", 1))
+    with pytest.raises(UnavailableError, match="reset by peer; push again"):  # docker/setup-buildx-action#113
+        Engine("podman").push("ghcr.io/me/torch:2.8", 60)
     assert any(word.startswith("--digestfile=") for word in program.asked("push")[-1])
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from envcheck.errors import UnavailableError
 from envcheck.registry.attachments import (
     Attachment,
     attach,
@@ -20,6 +21,7 @@ from envcheck.registry.attachments import (
 )
 from envcheck.registry.documents import (
     OCI_INDEX,
+    OCI_MANIFEST,
     DeniedError,
     RefusedError,
     RegistryUnavailableError,
@@ -106,6 +108,24 @@ def test_each_place_alone_suffices(registry: FakeRegistry, hidden: str) -> None:
         listing = Answer(200, json.dumps(answer).encode(), {"Content-Type": OCI_INDEX})
         registry.fault = lambda request: listing if "/referrers/" in request.path else None
     assert words(repository, subject.digest) == ["proof"]
+
+
+@each("status", [400, 403, 409, 412])
+def test_where_no_tag_moves_the_same_manifest_is_pushed_again(status: int, registry: FakeRegistry) -> None:
+    """ECR, Docker Hub, Harbor and Artifactory refuse it (aws/aws-sdk#750, docker/hub-feedback#2466, kots#5940)."""
+    repository, registry.fault = opened(registry.netloc), lambda _: None
+    subject, other = push_image(repository, tag="stable"), push_image(repository, "two")
+    first = attached(repository, subject)
+
+    def immutable(request: Request) -> Answer | None:
+        taken = request.route.rpartition("/")[2] in registry.tags
+        return Answer(status, b'{"errors":[{"code":"TAG_INVALID"}]}') if request.method == "PUT" and taken else None
+
+    registry.fault = immutable
+    repository.push_manifest(subject.content, OCI_MANIFEST, "stable")
+    assert attached(repository, subject) == first
+    with pytest.raises(UnavailableError, match="stable is another manifest there: if tags are immutable"):
+        repository.push_manifest(other.content, OCI_MANIFEST, "stable")
 
 
 @each("status", [404, 403, 500])

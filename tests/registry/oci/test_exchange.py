@@ -1,5 +1,6 @@
 """What a registry's refusals and failures end in, and which of them are tried again."""
 
+import gzip
 import json
 from collections.abc import Callable
 from typing import Any
@@ -141,6 +142,9 @@ def test_a_manifest_is_what_its_digest_its_size_and_its_type_name(servers: Serve
     with pytest.raises(LyingError, match="type or size"):
         repository.manifest(smaller)
     assert repository.manifest(manifest.descriptor) == manifest
+    config = manifest.image().config
+    lie(registry, "/blobs/", gzip.compress(registry.blobs[config.digest], 0), Content_Encoding="gzip")
+    assert repository.blob(config, 1 << 20) == registry.blobs[config.digest]  # quay/quay#1310
 
 
 @pytest.mark.parametrize("change", ["flip", "longer", "shorter", "length"])

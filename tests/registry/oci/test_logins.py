@@ -271,6 +271,10 @@ def test_no_secret_goes_over_plain_http_to_another_machine(
     with pytest.raises(DeniedError, match="wants a login over plain http"):
         opened(basic, logged_in(home, basic)).tags()
     assert basic.logins == {None}
+    # Whoever is on the way to it names a place with TLS (data-accelerator/dart#8).
+    tokens = servers.start(GuardedRegistry(lambda _: False, 'Bearer realm="https://tokens.example/t"'))
+    with pytest.raises(DeniedError, match=r"127\.0\.0\.1.* wants a login over plain http"):
+        opened(tokens, logged_in(home, tokens)).tags()
 
 
 @each("realm", ["http://tokens.example/t", "https://127.0.0.1:1/t", "https://localhost/t"])
@@ -293,7 +297,12 @@ def test_a_login_does_not_follow_a_blob_to_another_host(servers: Servers, home: 
     elsewhere = Answer(307, headers={"Location": f"{other.url}/v2/x/blobs/{layer.digest}?signature=1"})
     registry.fault = lambda request: guard(request) or (elsewhere if "/blobs/" in request.path else None)
     assert len(repository.blob(layer, 1 << 20)) == layer.size
-    assert other.logins == {None}
+    # Nor does that host say where the registry's login goes (google/go-containerregistry#2349).
+    tokens = servers.start(Tokens())
+    other.fault = lambda _: Answer(401, b"{}", {"WWW-Authenticate": f'Bearer realm="{tokens.url}/t"'})
+    with pytest.raises(DeniedError, match=f"sends on the blob .* to {other.netloc}, which refuses it .401."):
+        repository.blob(layer, 1 << 20)
+    assert (other.logins, tokens.requests) == ({None}, [])
 
 
 class Everything(logging.Handler):

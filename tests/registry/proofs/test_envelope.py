@@ -125,7 +125,7 @@ def test_a_bundle_has_at_most_4_mb(key: PrivateKey) -> None:
     content = sign(PAYLOAD, TYPE, key)
     full = content + b" " * (statement.MOST_JSON - len(content))
     assert opened(full, key) == EnvelopeContents(PAYLOAD, key.public.id)
-    assert opened(full + b" ", key) == Rejection(ProofRefusal.UNKNOWN_FORMAT, "larger than 4000000 bytes")
+    assert opened(full + b" ", key) == Rejection(ProofRefusal.UNKNOWN_FORMAT, "larger than 4194304 bytes")
     assert word(bytes(100_000_000), key) == "unknown-format"
 
 
