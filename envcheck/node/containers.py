@@ -24,17 +24,15 @@ _RUNTIMES = fields(runtimes=listed(text))
 
 def runtime(*, dockerenv: bool, containerenv: bool, environ: Mapping[str, str], init_cgroup: str) -> str:
     """Name the container runtime by the marks each leaves: docker, podman, kubernetes …; "none" outside."""
-    if "KUBERNETES_SERVICE_HOST" in environ:
-        return "kubernetes"
-    if "APPTAINER_CONTAINER" in environ or "SINGULARITY_CONTAINER" in environ:
-        return "apptainer"
-    if containerenv:
-        return "podman"
-    if dockerenv:
-        return "docker"
-    if environ.get("container"):
-        return environ["container"]
-    return next((name for name in ("kubepods", "docker", "containerd", "lxc") if f"/{name}" in init_cgroup), "none")
+    marks = (
+        ("kubernetes", "KUBERNETES_SERVICE_HOST" in environ),
+        ("apptainer", "APPTAINER_CONTAINER" in environ or "SINGULARITY_CONTAINER" in environ),
+        ("podman", containerenv),
+        ("docker", dockerenv),
+        (environ.get("container", ""), bool(environ.get("container"))),
+        *((name, f"/{name}" in init_cgroup) for name in ("kubepods", "docker", "containerd", "lxc")),
+    )
+    return next((name for name, there in marks if there), "none")
 
 
 def memory_limit(text: str) -> int | str:
@@ -53,7 +51,7 @@ def cgroup_path(text: str) -> str | None:
 def sources(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
     """Return what reads the container, and toolkit.tools, engines, cdi and docker; absent is what is not installed."""
     docker, cgroup = root / "etc/docker/daemon.json", root / "sys/fs/cgroup"
-    marks = "/.dockerenv, /run/.containerenv, environment, /proc/1/cgroup"
+    marks = "/.dockerenv, /run/.containerenv, environment, /run/systemd/container, /proc/1/cgroup"
 
     def tools() -> dict[str, str]:
         return {name: _version(path) for name in _TOOLS if (path := _which(name, root, environ))}
@@ -79,6 +77,9 @@ def sources(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
 def _runtime(root: Path, environ: Mapping[str, str]) -> str:
     docker, podman = (root / ".dockerenv").exists(), (root / "run/.containerenv").exists()
     init = word(root / "proc/1/cgroup") or ""
+    # systemd keeps there what started it (lxc, systemd-nspawn): only its own processes have the variable.
+    told = word(root / "run/systemd/container")
+    environ = {"container": told, **environ} if told else environ
     return runtime(dockerenv=docker, containerenv=podman, environ=environ, init_cgroup=init)
 
 

@@ -52,10 +52,6 @@ def _as_text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _dotted(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
-
-
 def _named(names: str, values: Iterable[Any], kind: Callable[[Any], Any] = int) -> dict[str, Any]:
     return dict(zip(names.split(), map(kind, values), strict=True))
 
@@ -109,6 +105,13 @@ def _sram(nvml: Any, gpu: Any) -> dict[str, Any]:
 def _reset_status(n: Any, g: Any) -> dict[str, bool]:
     asked = _fields_of(n, g, n.NVML_FI_DEV_RESET_STATUS, n.NVML_FI_DEV_DRAIN_AND_RESET_STATUS)
     return _named("reset drain_and_reset", asked, bool)
+
+
+def _license(nvml: Any, gpu: Any) -> str:
+    """Return whether the driver of a vGPU's guest has its licence: of the features that need one, one is on."""
+    said = nvml.nvmlDeviceGetGridLicensableFeatures_v4(gpu)
+    features = list(said.gridLicensableFeatures)[: said.licensableFeaturesCount]
+    return "licensed" if any(feature.featureState for feature in features) else "unlicensed"
 
 
 def _row_histogram(nvml: Any, gpu: Any) -> dict[str, int]:
@@ -248,7 +251,12 @@ class NvmlQuery(NamedTuple):
 # Of the node: `read` is given no handle.
 VERSIONS = (
     NvmlQuery("driver.version", None, version, lambda n, _: _as_text(n.nvmlSystemGetDriverVersion())),
-    NvmlQuery("driver.cuda", None, version, lambda n, _: _dotted(n.nvmlSystemGetCudaDriverVersion_v2())),
+    NvmlQuery(
+        "driver.cuda",
+        None,
+        version,
+        lambda n, _: "{}.{}".format(*divmod(n.nvmlSystemGetCudaDriverVersion_v2() // 10, 100)),
+    ),
     NvmlQuery("nvml.version", None, version, lambda n, _: _as_text(n.nvmlSystemGetNVMLVersion())),
     NvmlQuery("gpu.count", None, whole, lambda n, _: n.nvmlDeviceGetCount()),
 )
@@ -315,6 +323,7 @@ QUERIES = (
     NvmlQuery("multi_gpu_board", None, flag, lambda n, g: bool(n.nvmlDeviceGetMultiGpuBoard(g))),
     NvmlQuery("vbios", None, text, lambda n, g: _as_text(n.nvmlDeviceGetVbiosVersion(g))),
     NvmlQuery("virtualization", None, text, lambda n, g: _word(VIRTUAL, n.nvmlDeviceGetVirtualizationMode(g))),
+    NvmlQuery("license", None, one_of("licensed", "unlicensed"), _license),
     NvmlQuery("nvlinks_active", "links", whole, lambda n, g: list(_links(n, g).values()).count("up")),
     NvmlQuery("nvlink_remotes", None, listed(text), _remotes),
     NvmlQuery("nvlinks", "links", listed(text), lambda n, g: list(_links(n, g).values())),

@@ -155,6 +155,10 @@ class FakeNvml:
             "nvmlDeviceGetMarginTemperature": 52,
             "nvmlDeviceGetVbiosVersion": "96.00.74.00.01",
             "nvmlDeviceGetVirtualizationMode": 0,
+            "nvmlDeviceGetGridLicensableFeatures_v4": SimpleNamespace(
+                licensableFeaturesCount=1,
+                gridLicensableFeatures=[SimpleNamespace(featureState=1), SimpleNamespace(featureState=0)],
+            ),
             "nvmlDeviceGetRepairStatus": [0, 1],
             "nvmlDeviceGetUnrepairableMemoryFlag_v1": 0,
             "nvmlDeviceGetRowRemapperHistogram": SimpleNamespace(max=638, high=1, partial=0, low=0, none=1),

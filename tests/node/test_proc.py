@@ -1,5 +1,7 @@
 """Text as Linux and the NVIDIA driver write it; anything else never raises."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,3 +88,9 @@ def test_cgroup_limits_of_both_versions() -> None:
 def test_each_container_runtime_leaves_its_mark(marks: dict[str, object], name: str) -> None:
     nothing: dict[str, object] = {"dockerenv": False, "containerenv": False, "environ": {}, "init_cgroup": ""}
     assert containers.runtime(**{**nothing, **marks}) == name  # type: ignore[arg-type] # one dict of all kinds
+
+
+def test_systemd_tells_what_started_it(tmp_path: Path) -> None:
+    (tmp_path / "run/systemd").mkdir(parents=True)
+    (tmp_path / "run/systemd/container").write_text("lxc\n")
+    assert containers.sources(tmp_path, {})["container.runtime"].signal().value == "lxc"

@@ -20,7 +20,7 @@ _DOCKER = "/etc/docker/daemon.json"
 def judge(view: View) -> Outcome:
     """Warn of what will keep the next container from its GPU; inside a container the toolkit is somebody else's."""
     runtime = view.snapshot.signal("container.runtime").value
-    if runtime not in (None, "none"):
+    if runtime not in (None, "none", "lxc", "systemd-nspawn"):  # those may hold a docker of their own
         return skipped(f"in a container ({runtime}): the toolkit is the host's", code="container-toolkit.in-container")
     tools, engines, cdi, docker = (view.snapshot.signal(name) for name in _NAMES)
     if tools.why == "not-collected":

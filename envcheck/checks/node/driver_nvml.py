@@ -9,6 +9,11 @@ from envcheck.node.snapshot import Signal
 CHECK = Check("NVML opens; the kernel module and the driver's libraries are of one version", "quick")
 
 _FIX = "reboot, or unload and load the nvidia modules with no GPU process left; then restart the containers"
+# An image or an LXC brought its own (k4yt3x/video2x#1226).
+_OWN = (
+    "take the driver's libraries out of this container (apt remove 'libnvidia-compute-*' 'nvidia-utils-*'), in LXC"
+    " install the host's version without kernel modules; where the host's nvidia-smi says it too, reboot that"
+)
 _REOPEN = (
     "look at `dmesg` for the nvidia modules (on a new kernel build them: dkms autoinstall; for Secure Boot sign them:"
     " mokutil --import); in a container, restart it (systemd may have revoked its devices)"
@@ -18,7 +23,10 @@ _WINDOWS = (
     " own driver (apt remove 'libnvidia-compute-*' 'nvidia-utils-*')"
 )
 _WEDGED = "the driver hangs: `dmesg` and `ps -eo stat,wchan:20,args` (state D) show where; reboot the node"
-_HALF = "in a container, pass the driver in whole: --gpus all with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+_HALF = (
+    "in a container, pass the driver in whole: --gpus all with NVIDIA_DRIVER_CAPABILITIES=compute,utility; on a host"
+    " whose driver is a container (GPU operator), add its libraries below /run/nvidia/driver to LD_LIBRARY_PATH"
+)
 _SOURCE = "NVML_ERROR_LIB_RM_VERSION_MISMATCH: the NVML and the kernel module of a driver only work together"
 
 
@@ -26,9 +34,10 @@ def judge(view: View) -> Outcome:
     """Compare /proc/driver/nvidia/version with the libraries; NVML's own word for a mismatch is as good."""
     kernel, nvml = view.snapshot.signal("driver.kernel"), view.snapshot.signal("driver.library")
     limit, opening = Limit(kernel.value, "driver version", _SOURCE, "equal"), view.snapshot.signal("nvml.latency")
+    again = _FIX if view.snapshot.signal("container.runtime").value in (None, "none") else _OWN
     if opening.why == "mismatch":
         text = f"kernel module {kernel.value or 'unknown'}, NVML {nvml.value or 'unknown'}: {opening.reason}"
-        return failed(text, fix=_FIX, value=nvml.value, limit=limit, code="driver-nvml.mismatch")
+        return failed(text, fix=again, value=nvml.value, limit=limit, code="driver-nvml.mismatch")
     if nvml.value is not None and opening.reason:
         fix = _WEDGED if opening.why == "timed-out" else _WINDOWS if matrix_facts.wsl(view) else _REOPEN
         return failed(f"NVML does not open: {opening.reason}", fix=fix, code="driver-nvml.closed")
@@ -36,7 +45,7 @@ def judge(view: View) -> Outcome:
         return _one_side(view, kernel, nvml, opening.reason)
     if nvml.value != kernel.value:
         why = f"the kernel module is {kernel.value}, libnvidia-ml is {nvml.value}"
-        return failed(why, fix=_FIX, value=nvml.value, limit=limit, code="driver-nvml.mismatch")
+        return failed(why, fix=again, value=nvml.value, limit=limit, code="driver-nvml.mismatch")
     libcuda = view.snapshot.signal("driver.libcuda").value
     return passed(f"kernel module and NVML are {kernel.value}", value=nvml.value, limit=limit, libcuda=libcuda)
 

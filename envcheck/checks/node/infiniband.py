@@ -85,9 +85,8 @@ def _label(port: Port) -> str:
     return f"{port['device']}/{port.get('port', 1)}"
 
 
-def _count(port: Port, counter: str) -> int | None:
-    count: int | None = (port.get("counters") or {}).get(counter)
-    return count
+def _count(port: Port, counter: str) -> Any:
+    return (port.get("counters") or {}).get(counter)
 
 
 def _unused(group: list[Port]) -> list[Port]:

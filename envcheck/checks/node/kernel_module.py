@@ -67,8 +67,11 @@ def unfit(view: View) -> dict[str, str]:
 
 def _misfits(view: View, capability: Reading, flavour: Signal) -> list[Outcome]:
     names, findings = read(view, "name").values, []
+    # A container hides the driver's files in /proc: NVML lists the GPU, so a module drives it.
+    contained = view.snapshot.signal("container.runtime").value not in (None, "none")
+    hidden = contained and view.snapshot.signal("driver.kernel").value is None
     for needed, gpus in _needing(view, capability).items():
-        if gpus and flavour.value is None and not _hidden(view):
+        if gpus and flavour.value is None and not hidden:
             reason = f"which module is loaded is unread ({flavour.reason}); {needed} is needed"
             findings.append(undecided(reason, fix="mount /proc", code="kernel-module.unread"))
         elif gpus and flavour.value not in (needed, None):
@@ -86,9 +89,3 @@ def _needing(view: View, capability: Reading) -> dict[str, dict[str, Any]]:
     names = read(view, "name").values
     too_new |= {gpu: capability.values.get(gpu) for gpu, name in names.items() if "GH200" in name}
     return {"proprietary": capability.where(lambda cc: key(cc) < _OPEN_FROM), "open": too_new}
-
-
-def _hidden(view: View) -> bool:
-    """Return whether a container hides the driver's files in /proc: NVML lists the GPU, so a module drives it."""
-    contained = view.snapshot.signal("container.runtime").value not in (None, "none")
-    return contained and view.snapshot.signal("driver.kernel").value is None

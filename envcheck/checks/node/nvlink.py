@@ -4,7 +4,6 @@ Virtual machines that have 12 of 18 links by design were failed for it (Azure/az
 compared with each other first, and with their data sheet (nvlink.json) second.
 """
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,9 @@ from envcheck.counting import counted
 
 CHECK = Check("every NVLink that should be there is up, at its speed", "quick", 0.01, gpus=1)
 
-_FILE = Path(__file__).with_name("nvlink.json")
+_KNOWN: dict[str, list[dict[str, Any]]] = json.loads(
+    Path(__file__).with_name("nvlink.json").read_text(encoding="utf-8")
+)
 _PEERS = "the other GPUs of this node"
 _FIX = "reset all GPUs of the node together; then look at the bridge, the board and the fabric manager's log"
 _BY_DESIGN = "ask whoever set this node up whether that is by design; if not: " + _FIX
@@ -24,15 +25,9 @@ _LOOSE = "links up: {{gpu}} {{value}}; a bridge carries {}, so one of its contac
 _HALF = "links up: {gpu} {value}, and no other GPU has the other end of its bridge up"
 
 
-@functools.cache
-def boards(kind: str = "boards") -> tuple[dict[str, Any], ...]:
-    """Return the boards whose links are known, or ("bridges") those that a bridge links."""
-    return tuple(json.loads(_FILE.read_text(encoding="utf-8"))[kind])
-
-
 def board(name: str, kind: str = "boards") -> dict[str, Any] | None:
-    """Return the board of NVML's name, None for one whose links depend on a bridge, or that has none."""
-    fits = (row for row in boards(kind) if any(word in name for word in row["holds"]))
+    """Return the board of NVML's name, None for one whose links depend on a bridge ("bridges" has it), or without."""
+    fits = (row for row in _KNOWN[kind] if any(word in name for word in row["holds"]))
     return next((row for row in fits if not any(word in name for word in row.get("unless", []))), None)
 
 

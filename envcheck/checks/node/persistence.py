@@ -1,6 +1,6 @@
 """Without persistence mode the driver lets go of an idle GPU, and whoever asks next waits while it wakes up."""
 
-from envcheck.checks import Check, Limit, Outcome, View, matrix_facts, passed, warned, worst
+from envcheck.checks import Check, Limit, Outcome, View, matrix_facts, passed, skipped, warned, worst
 from envcheck.checks.gpu_readings import Rule, read
 
 CHECK = Check("the driver stays loaded while the GPUs are idle", "quick", 0.01, gpus=1)
@@ -16,4 +16,8 @@ def judge(view: View) -> Outcome:
     rule = Rule(warned, "persistence.off", "persistence mode is {value} on {gpu}", fix, _LIMIT)
     modes = ", ".join(sorted(set(mode.values.values())))
     sound = mode.absent() or passed(f"persistence mode: {modes}", value=modes, limit=_LIMIT)
+    if off and view.snapshot.signal("container.runtime").value not in (None, "none"):
+        # The daemon's socket is on the host (NVIDIA/nvidia-container-toolkit#136).
+        text, off = "off as this container sees it, which the host may not be", {}
+        sound = skipped(text, code="persistence.in-container")
     return worst([*mode.lacking(), *mode.blame({} if matrix_facts.wsl(view) else off, rule)], sound)

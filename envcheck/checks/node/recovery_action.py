@@ -1,7 +1,5 @@
 """The driver knows when a GPU needs a reset before it can be trusted, and says so to whoever asks."""
 
-from typing import Any
-
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, worst
 from envcheck.checks.gpu_readings import Rule, read
 from envcheck.counting import counted
@@ -18,7 +16,9 @@ _LIMIT = Limit("none", "", _SOURCE, "equal")
 def judge(view: View) -> Outcome:
     """Fail on any action but none, with that action as the remedy; an older driver is read by its reset status."""
     recovery, older = read(view, "recovery_action"), read(view, "reset_status", newer=True)
-    actions = {gpu: _action(status) for gpu, status in older.values.items()} | recovery.values
+    asked = older.where(lambda status: status["reset"]) | older.where(lambda status: status["drain_and_reset"])
+    words = {gpu: "drain and reset" if status["drain_and_reset"] else "reset the GPU" for gpu, status in asked.items()}
+    actions = {**dict.fromkeys(older.values, "none"), **words, **recovery.values}
     findings = [*recovery.lacking(), *(older.lacking() if recovery.silent else [])]
     for gpu, action in actions.items():
         if action != "none":
@@ -26,9 +26,3 @@ def judge(view: View) -> Outcome:
             findings += recovery.blame({gpu: action}, rule)
     sound = passed(f"none on {counted(len(actions), 'GPU')}", value="none", limit=_LIMIT)
     return worst(findings, sound if actions else recovery.absent() or sound)
-
-
-def _action(status: dict[str, Any]) -> str:
-    if status["drain_and_reset"]:
-        return "drain and reset"
-    return "reset the GPU" if status["reset"] else "none"

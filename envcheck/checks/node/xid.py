@@ -5,7 +5,6 @@ driver's own in its text.
 """
 
 import collections
-import functools
 import json
 import re
 from pathlib import Path
@@ -20,7 +19,8 @@ from envcheck.node import kernel_log
 
 CHECK = checks.Check("the kernel's log has no GPU error that calls for action", "quick", 0.01)
 
-_FILE = Path(__file__).with_name("xids.json")
+CATALOGUE: dict[str, Any] = json.loads(Path(__file__).with_name("xids.json").read_text(encoding="utf-8"))
+_ACTED = Limit(0, "Xids that call for action", CATALOGUE["source"], "at most")
 _RECOVERY = 154
 _DOUBLE_BIT = 48
 _REMAPPED = {63: "its row was remapped", 64: "its row could NOT be remapped"}
@@ -36,13 +36,6 @@ _ACTION = re.compile(r"\bto\s+(?:0x[0-9a-fA-F]+\s*)?\(?([A-Za-z][^()]*)")
 Event = dict[str, Any]
 
 
-@functools.cache
-def catalogue() -> dict[str, Any]:
-    """Return the file of Xids."""
-    data: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
-    return data
-
-
 def judge(view: View) -> Outcome:
     """Fail on what calls for a reset or worse within a day; warn on what is older or asks for less."""
     listed = events(view, "kernel.xids")
@@ -55,12 +48,8 @@ def judge(view: View) -> Outcome:
     acted = [finding for finding in findings if finding.status != PASS]
     total = sum(map(count, listed))
     noted = f"; {total} that call for nothing" if total else ""
-    sound = passed(f"no such Xid {reach(view)}{noted}", value=0, unit="Xids", limit=_limit(), xids=listed)
+    sound = passed(f"no such Xid {reach(view)}{noted}", value=0, unit="Xids", limit=_ACTED, xids=listed)
     return worst([*acted, *driver_failures(view), *suppressed(view)], sound)
-
-
-def _limit() -> Limit:
-    return Limit(0, "Xids that call for action", catalogue()["source"], "at most")
 
 
 def _of_gpu(view: View, xids: list[Event]) -> list[Outcome]:
@@ -89,7 +78,7 @@ def _causes(xids: list[Event]) -> list[Event]:
 def _kind(xid: Event) -> str:
     """Return what tells two errors of NVLink 5 with one code apart: only some of them are fatal."""
     code = int(xid["code"])
-    return action(code, str(xid["text"]), catalogue()["nvlink5"]["ignored"]) if code in CODES else ""
+    return action(code, str(xid["text"]), CATALOGUE["nvlink5"]["ignored"]) if code in CODES else ""
 
 
 def _judged(view: View, xid: Event, codes: set[int]) -> Outcome:
@@ -97,10 +86,10 @@ def _judged(view: View, xid: Event, codes: set[int]) -> Outcome:
     if code == _RECOVERY:
         status, name, fix = _recovery(str(xid["text"]))
     else:
-        row = catalogue()["xids"].get(str(code), {"name": "not in the catalogue", "action": "UNSTATED"})
-        action = catalogue()["actions"][_kind(xid) or row["action"]]
+        row = CATALOGUE["xids"].get(str(code), {"name": "not in the catalogue", "action": "UNSTATED"})
+        action = CATALOGUE["actions"][_kind(xid) or row["action"]]
         name, fix = row["name"].removeprefix("ROBUST_CHANNEL_"), action["fix"]
-        status = catalogue()["overrides"].get(str(code), action)["status"]
+        status = CATALOGUE["overrides"].get(str(code), action)["status"]
     rows = [words for other, words in _REMAPPED.items() if code == _DOUBLE_BIT and other in codes]
     age, times = float(xid["age"]), count(xid)
     if status == FAIL and age > RECENT:
@@ -118,7 +107,7 @@ def _often(times: int) -> list[str]:
 def _finding(view: View, xid: Event, status: str, text: str, fix: str, *, code: str) -> Outcome:
     bus, instance = xid["bus_id"], str(xid.get("instance", ""))
     culprit = " ".join(filter(None, (place(view, bus), instance and f"MIG {instance}")))
-    about: dict[str, Any] = {"value": count(xid), "unit": "Xids", "limit": _limit(), "culprit": culprit}
+    about: dict[str, Any] = {"value": count(xid), "unit": "Xids", "limit": _ACTED, "culprit": culprit}
     return checks.Verdict(status)(text, fix=fix, code=code, gpus=at(view, [bus]), xids=[xid], **about)
 
 

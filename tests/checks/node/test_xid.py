@@ -41,7 +41,7 @@ def test_a_log_that_was_not_read_is_never_a_quiet_one(node: Node, put: Node, why
 
 
 def test_the_catalogue_names_an_action_for_every_code_and_a_reason_for_every_override() -> None:
-    data = xid.catalogue()
+    data = xid.CATALOGUE
     assert {row["action"] for row in data["xids"].values()} <= set(data["actions"])
     assert {row["status"] for row in data["actions"].values()} <= {PASS, WARN, FAIL}
     assert all(row["because"] for row in data["overrides"].values())
