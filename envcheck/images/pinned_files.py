@@ -30,7 +30,7 @@ _SET: Final = re.compile(r"(?<![\w$-])(?P<name>[A-Za-z_]\w*)=[\"']?(?P<value>[^\
 _ENV: Final = re.compile(r"(?im)^[ \t]*ENV[ \t]+(?P<name>[a-z_]\w*)[ \t]+[\"']?(?P<value>[^\s\"'$;\\]+)")
 _USED: Final = re.compile(r"\$\{?(?P<name>\w+)(?::?-(?P<default>[^}]*))?\}?")
 _FROM: Final = re.compile(
-    r"(?im)^[ \t]*FROM\s+(?:--platform=\S+\s+)?(?P<image>\S+)(?!\S|[ \t]+import\b)(?:[ \t]+AS[ \t]+(?P<stage>\S+))?"
+    r"(?im)^[ \t]*FROM:?\s+(?:--platform=\S+\s+)?(?P<image>\S+)(?!\S|[ \t]+import\b)(?:[ \t]+AS[ \t]+(?P<stage>\S+))?"
 )
 _TORCH_IMAGE: Final = re.compile(r"pytorch/pytorch:(\d+\.\d+\.\d+)-cuda(\d+)\.(\d+)-")
 _OTHER_SETTINGS: Final = re.compile(r"(?i)pip3?\s+config\b|pip\.conf|uv\.toml|torch[-_]backend|(?:PIP|UV)_CONFIG_FILE")
@@ -68,7 +68,8 @@ def read(document: Document) -> PinnedFile:
     if name.endswith((".yml", ".yaml")) and re.search(r"(?m)^dependencies:", source.code):
         return _environment(source)
     lines = [*enumerate(source.code.split("\n"), 1)]
-    if document.kind == "requirements" or (name.endswith((".txt", ".in")) and not _PIP.search(source.code)):
+    listed = name.endswith((".txt", ".in", "requirements.lock", "requirements-dev.lock"))
+    if document.kind == "requirements" or (listed and not _PIP.search(source.code)):
         return PinnedFile(pins=tuple(_requirements(lines)))
     return _commands(source)
 

@@ -115,8 +115,8 @@ def judge(matrix: Matrix, extensions: Extensions, file: PinnedFile, query: Query
 
 def not_on_record(matrix: Matrix, extensions: Extensions, file: PinnedFile) -> list[str]:
     """Return torch and the native extensions that are pinned to releases without facts: these are not judged."""
-    pins = (pin for pin in file.pins if pin.exact and pin.name not in {*_FREE, *_LIBRARIES})
-    rows = ((pin, extensions.find(pin.name)) for pin in pins)
+    pins = (pin for pin in file.pins if re.fullmatch(r"==[^,*]+", pin.specifier))  # 2.7.4.post1 too
+    rows = ((pin, extensions.find(pin.name)) for pin in pins if pin.name not in {*_FREE, *_LIBRARIES})
     texts = [pin.text for pin, row in rows if row and not any(meets(r.version, pin.specifier) for r in row.releases)]
     known = sorted((row.torch for row in matrix.torch), key=key)
     torches = [pin for pin in file.pins if pin.name == "torch" and not any(meets(row, pin.specifier) for row in known)]

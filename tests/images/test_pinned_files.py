@@ -299,10 +299,21 @@ def test_a_name_gives_the_terminal_no_orders(tmp_path: Path) -> None:
         assert (code, f"{tmp_path}/arequirements.txt:1: " in out, "\x1b[2J" in out) == (1, True, False)
 
 
+def test_an_apptainer_file_and_a_lock_of_rye_are_read() -> None:
+    image = read(
+        Document("app.def", "Bootstrap: docker\nFrom: pytorch/pytorch:2.1.0-cuda11.8-cudnn8-runtime\n", "settings")
+    )
+    assert [(pin.name, pin.exact, pin.local) for pin in image.pins] == [("torch", "2.1.0", "cu118")]
+    lock = read(Document("requirements.lock", "torch==2.6.0\n    # via here\n", "settings"))
+    assert [(pin.name, pin.exact) for pin in lock.pins] == [("torch", "2.6.0")]
+
+
 def test_what_nobody_has_read_is_said_and_no_finding(tmp_path: Path) -> None:
-    (tmp_path / "requirements.txt").write_text("torch==2.1.2\ntorchvision==0.16.2\nxformers==0.0.27\nvllm==0.5.0\n")
+    (tmp_path / "requirements.txt").write_text(
+        "torch==2.1.2\ntorchvision==0.16.2\nxformers==0.0.27\nvllm==0.5.0.post1\n"
+    )
     code, out = run("resolve", "--from", str(tmp_path / "requirements.txt"))
-    says = "no findings; not on record, so not judged: xformers==0.0.27, vllm==0.5.0\n"
+    says = "no findings; not on record, so not judged: xformers==0.0.27, vllm==0.5.0.post1\n"
     assert (code, out.endswith(says)) == (0, True), out
 
 
