@@ -205,7 +205,7 @@ def _wrong(ranks: Ranks) -> list[Outcome]:
     if len(common) == 1 and len(bad) > 1:
         node, total = common.pop(), sum(link["wrong"] for _, _, link in bad)
         text = f"{names.get(node, node)}: {total} wrong messages, over all of {len(bad)} links that it is an end of"
-        return [failed(text, value=total, culprit=_node(names, node), nodes_blamed=[node], **about)]
+        return [failed(text, value=total, culprit=f"node {names.get(node, node)}", nodes_blamed=[node], **about)]
     findings = []
     for source, target, link in bad:
         ends = f"{names.get(source, source)} -> {names.get(target, target)}"
@@ -223,7 +223,7 @@ def _slow(names: dict[int, str], speeds: dict[tuple[int, int], float]) -> list[O
     findings = []
     for node in nodes:
         speed = max(speed for link, speed in slow.items() if node in link)
-        findings.append(_slower(names[node], _node(names, node), [node], speed / middle))
+        findings.append(_slower(names[node], f"node {names[node]}", [node], speed / middle))
     for (source, target), speed in slow.items():
         if source not in nodes and target not in nodes:
             link = f"{names[source]} -> {names[target]}"
@@ -234,7 +234,3 @@ def _slow(names: dict[int, str], speeds: dict[tuple[int, int], float]) -> list[O
 def _slower(who: str, culprit: str, nodes: list[int], share: float) -> Outcome:
     text, code = f"{who} reaches {share:.0%} of the middle link's bandwidth", "node-links.slow"
     return too_slow(text, fix=_FIX, value=round(share, 4), limit=SLOW, code=code, culprit=culprit, nodes_blamed=nodes)
-
-
-def _node(names: dict[int, str], node: int) -> str:
-    return f"node {names.get(node, node)}"

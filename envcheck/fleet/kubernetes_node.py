@@ -24,10 +24,8 @@ _MOST: Final = 4 << 20
 _LONGEST_VALUE: Final = 63
 # How device plugins name GPUs and their parts in a node's capacity.
 _DEVICES: Final = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
-
-
-class UnprovenError(Exception):
-    """A run that passed says too little to call this node fit."""
+# Read off the PCI bus: without a driver there is no device plugin and no capacity (NVIDIA/k8s-device-plugin#1698).
+_PRESENT: Final = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present")
 
 
 def unproven(node: Mapping[str, Any], covered: Collection[str], *, gpu: bool) -> str:
@@ -37,8 +35,10 @@ def unproven(node: Mapping[str, Any], covered: Collection[str], *, gpu: bool) ->
     """
     capacity = (node.get("status") or {}).get("capacity") or {}
     gpus = [name for name, count in capacity.items() if name.startswith(_DEVICES) and str(count) != "0"]
+    labels = (node.get("metadata") or {}).get("labels") or {}
+    gpus += [name for name in _PRESENT if labels.get(name) == "true"]
     if gpus and not gpu:
-        return f"its capacity names {', '.join(gpus)}, and the run saw no GPU"
+        return f"it has {gpus[0]}, and the run saw no GPU"
     proven = set(map(_taint_value, covered))
     taints = (node.get("spec") or {}).get("taints") or []
     left = [str(taint.get("value")) for taint in taints if taint.get("key") == TAINT]
@@ -51,13 +51,19 @@ def _taint_value(check: str) -> str:
 
 
 def patch(node: Mapping[str, Any], check: str, reason: str) -> dict[str, Any] | None:
-    """Return the merge patch for this version of the node: unfit for a reason, or fit (""); None if it is so."""
-    metadata, taints = node.get("metadata") or {}, (node.get("spec") or {}).get("taints") or []
-    own = [{"key": TAINT, "value": _taint_value(check), "effect": "NoSchedule"}] if reason else []
-    marks = {LABEL: "false" if reason else "true"}
+    """Return the merge patch for this version of the node: unfit for a reason, or fit (""); None if it is so.
+
+    A cordoned node gets no new taint: it takes no work, and where its driver is exchanged just now, a taint that the
+    GPU operator's pods do not tolerate would keep the new driver away (NVIDIA/gpu-operator#2820, #26).
+    """
+    metadata, spec = node.get("metadata") or {}, node.get("spec") or {}
+    taints = spec.get("taints") or []
     others = [taint for taint in taints if taint.get("key") != TAINT]
-    held = (metadata.get("labels") or {}).get(LABEL), (metadata.get("annotations") or {}).get(REASON)
     mine = [{name: taint.get(name) for name in ("key", "value", "effect")} for taint in taints if taint not in others]
+    new = mine if spec.get("unschedulable") else [{"key": TAINT, "value": _taint_value(check), "effect": "NoSchedule"}]
+    own = new if reason else []
+    marks = {LABEL: "false" if reason else "true"}
+    held = (metadata.get("labels") or {}).get(LABEL), (metadata.get("annotations") or {}).get(REASON)
     if (mine, *held) == (own, marks[LABEL], reason or None):
         return None
     version = {"resourceVersion": metadata["resourceVersion"]} if metadata.get("resourceVersion") else {}
@@ -84,13 +90,11 @@ def mark(
         login = OriginLogin(url, f"Bearer {(account / 'token').read_text(encoding='ascii').strip()}")
         client = Client(ca=account / "ca.crt", logins=[login], connect=_CONNECT, read=_READ)
         for _ in range(_TRIES):
-            status = _marked(client, url, check, reason, lambda node: unproven(node, covered, gpu=gpu))
+            status, why = _marked(client, url, check, reason, lambda node: unproven(node, covered, gpu=gpu))
             if status == _OK:
-                return ""
+                return why
             if status != _CONFLICT:
                 break
-    except UnprovenError as error:
-        return str(error)
     except FileNotFoundError:
         return "the pod has no service account token: apply rbac.yaml, and name its account in the pod"
     except (NetworkError, OSError, ValueError) as error:
@@ -100,17 +104,18 @@ def mark(
     return f"the API server answers {status}"
 
 
-def _marked(client: Client, url: str, check: str, reason: str, doubt: Callable[[Mapping[str, Any]], str]) -> int:
-    """Read the node and change it; return the status of the first answer that is not 200, else 200."""
+def _marked(
+    client: Client, url: str, check: str, reason: str, doubt: Callable[[Mapping[str, Any]], str]
+) -> tuple[int, str]:
+    """Read the node and change it; return the status of the first answer that is not 200, else 200, and a doubt."""
     with client.get(url, {"Accept": "application/json"}) as answer:
         if answer.status != _OK:
-            return answer.status
+            return answer.status, ""
         node = json.loads(answer.text(_MOST))
-    if isinstance(node, dict) and not reason and (why := doubt(node)):
-        raise UnprovenError(why)
-    change = patch(node, check, reason) if isinstance(node, dict) else None
+    why = doubt(node) if isinstance(node, dict) and not reason else ""
+    change = patch(node, check, reason) if isinstance(node, dict) and not why else None
     if change is None:
-        return _OK
+        return _OK, why
     headers = {"Content-Type": "application/merge-patch+json", "Accept": "application/json"}
     with client.send("PATCH", url, headers, body=json.dumps(change).encode()) as answer:
-        return answer.status
+        return answer.status, ""

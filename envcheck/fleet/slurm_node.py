@@ -43,11 +43,11 @@ def drain(node: str, reason: str, percent: float) -> str:
         return ""
     refused = over_limit(rows, node, percent, 1)
     if not refused:
-        _scontrol("update", f"nodename={node}", "state=drain", f"reason={reason}")
+        _tool("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
         after = nodes()
         refused = over_limit(after, node, percent, 0)
         if refused and all(row.reason == reason.strip() for row in after if row.name == node):
-            _scontrol("update", f"nodename={node}", "state=resume")
+            _tool("scontrol", "update", f"nodename={node}", "state=resume")
     return refused
 
 
@@ -58,7 +58,7 @@ def resume(node: str) -> str:
         return f"Slurm knows no node {node}; give its name in SLURMD_NODENAME"
     if not here.reason.startswith(OWN):
         return f"it is {here.state}: {here.reason}" if here.others else f"it is {here.state}, envcheck did not drain it"
-    _scontrol("update", f"nodename={node}", "state=resume")
+    _tool("scontrol", "update", f"nodename={node}", "state=resume")
     return ""
 
 
@@ -79,10 +79,6 @@ def nodes() -> list[SlurmNode]:
     rows = (line.strip().split("|", 3) for line in text.splitlines())
     whole = [row for row in rows if len(row) == len(SlurmNode._fields)]
     return [SlurmNode(name, partition.rstrip("*"), state, reason) for name, partition, state, reason in whole]
-
-
-def _scontrol(*arguments: str) -> None:
-    _tool("scontrol", *arguments)
 
 
 def _tool(name: str, *arguments: str) -> str:

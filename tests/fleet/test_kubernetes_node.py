@@ -36,24 +36,36 @@ def test_only_the_gates_own_taint_label_and_reason_change() -> None:
     assert patch(node(OWN, label="false", reason=REASON), "shm", "envcheck: shm: small") is not None
     assert patch(node(OTHERS, OWN, label="false", reason=REASON), "ecc", REASON) is None, "it is marked already"
     assert patch(node(OTHERS, label="true"), "", "") is None
+    # The operator cordons a node while it exchanges the driver (NVIDIA/gpu-operator#2820); its pods tolerate no taint.
+    for held in ([], [OWN]):
+        cordoned = node(OTHERS, *held)
+        cordoned["spec"]["unschedulable"] = True
+        change = patch(cordoned, "driver-nvml", REASON)
+        assert change is not None
+        assert change["spec"]["taints"] == [OTHERS, *held]
+        assert (change["metadata"]["labels"], REASON in str(change)) == ({"envcheck/fit": "false"}, True)
     named = patch(node(), "-my check/é" + "x" * 90, REASON)
     assert named is not None
     assert re.fullmatch("my-check-x{,54}", named["spec"]["taints"][0]["value"]), "as Kubernetes takes it"
 
 
 @each(
-    "gpus, covered, gpu, why",
+    "gpus, present, covered, gpu, why",
     [
-        ({}, ["shm"], False, "the taint is of ecc, which this run did not cover"),
-        ({"nvidia.com/gpu": "8"}, ["ecc"], True, ""),
-        ({"nvidia.com/gpu": "8"}, ["ecc"], False, "its capacity names nvidia.com/gpu, and the run saw no GPU"),
-        ({"nvidia.com/gpu": "0", "cpu": "64"}, ["ecc"], False, ""),
+        ({}, "", ["shm"], False, "the taint is of ecc, which this run did not cover"),
+        ({"nvidia.com/gpu": "8"}, "true", ["ecc"], True, ""),
+        ({"nvidia.com/gpu": "8"}, "", ["ecc"], False, "it has nvidia.com/gpu, and the run saw no GPU"),
+        ({"nvidia.com/gpu": "0", "cpu": "64"}, "false", ["ecc"], False, ""),
+        # Its driver is gone, and with it the device plugin (NVIDIA/k8s-device-plugin#1698).
+        ({"nvidia.com/gpu": "0"}, "true", ["ecc"], False, "it has nvidia.com/gpu.present, and the run saw no GPU"),
     ],
 )
 def test_a_node_is_fit_only_where_the_run_covered_its_taint_and_saw_its_gpus(
-    gpus: dict[str, str], covered: list[str], gpu: Any, why: str
+    gpus: dict[str, str], present: str, covered: list[str], gpu: Any, why: str
 ) -> None:
-    assert unproven({**node(OTHERS, OWN), "status": {"capacity": gpus}}, covered, gpu=gpu) == why
+    tainted = {**node(OTHERS, OWN), "status": {"capacity": gpus}}
+    tainted["metadata"]["labels"]["nvidia.com/gpu.present"] = present
+    assert unproven(tainted, covered, gpu=gpu) == why
 
 
 class Api:

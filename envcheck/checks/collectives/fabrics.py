@@ -21,6 +21,7 @@ AMAZON = "0x1d0f"
 RAILS = 4  # active ports of one node
 LIMIT = Limit(0, "nodes", "ours: a node with an active RDMA port has no reason to use sockets between hosts", "at most")
 ROW = "all-reduce-between-hosts"
+_HYPER_V = re.compile(r"/(?:VMBUS|MSFT1000):")
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 _TEXT = r"[^\r\n]{0,160}"
 _USED = re.compile(r"NET/IB : Using ([^\r\n]{1,4000}?)(?:; OOB|$)", re.MULTILINE)
@@ -60,8 +61,18 @@ def active_ports(devices: Path = DEVICES) -> list[Measured]:
             "rate": float(rate[1]) if (rate := _RATE.match(_word(port / "rate"))) else None,
         }
         for port in sorted(devices.glob("*/ports/*"))
-        if "ACTIVE" in _word(port / "state")
+        if "ACTIVE" in _word(port / "state") and _networked(port)
     ]
+
+
+def _networked(port: Path) -> bool:
+    """Return whether other nodes can be reached through a port by RDMA.
+
+    Not through NVLink 5's bridges to its switches (siderolabs/extensions#893), as root reads off them, nor through the
+    Ethernet of a guest on Azure, which carries no RoCE (Azure/aks-rdma-infiniband#11, skypilot-org/skypilot#4448).
+    """
+    azure = _word(port / "link_layer") == "Ethernet" and _HYPER_V.search(str(port.resolve()))
+    return not azure and "SW_MNG" not in _word(port.parents[1] / "device/vpd")
 
 
 def verdict(ports: list[Measured]) -> Verdict:

@@ -220,12 +220,13 @@ def _interfaces(variables: dict[str, Any], interfaces: list[str], cards: list[st
     cards = [card for card in cards if verbs and not card.startswith(("rdmap", "efa"))]
     for name in INTERFACES:
         value, there = str(variables.get(name, "")), cards if name == "NCCL_IB_HCA" else interfaces
-        wanted = [
-            part.partition(":")[0].strip() for part in value.removeprefix("=").split(",") if there and part.strip()
-        ]
-        begins = name.startswith("NCCL") and not value.startswith("=")
-        named = [each for each in there for part in wanted if each == part or (begins and each.startswith(part))]
-        if wanted and not named and not value.startswith("^"):
+        # ^ and = are NCCL's: gloo takes each word for a name, and fails at the first that is none (aws-do-eks#51).
+        nccl = name.startswith("NCCL")
+        listed = value.removeprefix("=") if nccl else value
+        wanted = [part.partition(":")[0].strip() for part in listed.split(",") if there and part.strip()]
+        begins = nccl and not value.startswith("=")
+        named = [part for part in wanted for each in there if each == part or (begins and each.startswith(part))]
+        if wanted and (not (named or value.startswith("^")) if nccl else len(set(named)) < len(set(wanted))):
             limit = Limit(", ".join(there), "", _SOURCES["nccl"], "equal")
             what = "RDMA card" if name == "NCCL_IB_HCA" else "network interface"
             yield _warning(name, f"{name}={value} names no {what} of this machine", value, limit)

@@ -71,6 +71,7 @@ def measure(rank: Rank) -> Measured:
         joined, wrong = _meetings(torch, dist, rank, device)
         measured = {"products": {"median": median, "blocks": blocks}, "joined": joined, "wrong": wrong}
         measured["throttled"] = control_group.held(quotas)
+        measured["model"] = torch.cuda.get_device_name(device) if data.is_cuda else ""
         return {**process_group.standing(rank, data, dist.get_backend()), **measured}
 
 
@@ -167,11 +168,16 @@ def _held(ranks: Ranks) -> list[Outcome]:
     return [warned(text, fix=control_group.FIX, code="straggler.throttled", **about)]
 
 
+def ratios(ranks: Ranks) -> list[float]:
+    """Return how many times as long each rank takes as the fastest one on its model of GPU: another may be slower."""
+    times = [(entry.get("model"), float(entry["products"]["median"])) for entry in ranks]
+    return [time / min(least for other, least in times if other == model) for model, time in times]
+
+
 def _slow(view: View, ranks: Ranks) -> list[Outcome]:
-    findings, fastest = [], min(entry["products"]["median"] for entry in ranks)
+    findings = []
     rows: list[tuple[Callable[..., Outcome], checks.Limit]] = [(too_slow, LIMIT), (warned, ADVICE)]
-    for entry in ranks:
-        ratio = entry["products"]["median"] / fastest
+    for entry, ratio in zip(ranks, ratios(ranks)):
         # A CPU may have cores of two kinds, and others use it: no fault of this rank's.
         for tell, limit in rows if view.mode == "gpu" else [(warned, CPU_LIMIT)]:
             if ratio > limit.value:
@@ -224,8 +230,8 @@ def _details(ranks: Ranks) -> Measured:
 
 
 def _together(view: View, ranks: Ranks) -> Outcome:
-    fastest, slowest = (pick(ranks, key=lambda entry: float(entry["products"]["median"])) for pick in (min, max))
-    ratio = float(slowest["products"]["median"] / fastest["products"]["median"])
-    summary = f"{len(ranks)} ranks take the same time, within {ratio:.2f}; the slowest is {_name(slowest)}"
+    slowest, ratio = max(zip(ranks, ratios(ranks)), key=lambda pair: pair[1])
+    alike = " on GPUs of one model" * (len({entry.get("model") for entry in ranks}) > 1)
+    summary = f"{len(ranks)} ranks take the same time{alike}, within {ratio:.2f}; the slowest is {_name(slowest)}"
     limit = LIMIT if view.mode == "gpu" else CPU_LIMIT
     return passed(summary, value=round(ratio, 4), limit=limit, ranks=[slowest["rank"]])

@@ -29,6 +29,7 @@ BEAT, SILENCE = 2.0, 20.0
 GRACE = 4.0
 _TICK: Final = 0.1
 _AGAIN: Final = 0.3
+_ITSELF: Final = ("localhost", "127.0.0.1", "::1")
 _BROKEN: Final = (OSError, TypeError, ValueError, RecursionError)
 
 
@@ -330,7 +331,8 @@ async def _connected(address: str, port: int, until: float) -> tuple[asyncio.Str
             why = f"{address[:100]!r} is not a name"
         except (OSError, asyncio.TimeoutError) as error:
             cause = getattr(error, "strerror", "") or str(error) or "no answer"
-            why = f"cannot connect to the first node, {address} port {port}: {cause}"
+            itself = ", and that is this node itself: give MASTER_ADDR the first node's name" * (address in _ITSELF)
+            why = f"cannot connect to the first node, {address} port {port}: {cause}{itself}"
         if time.monotonic() + _AGAIN > until:
             _unformed(why)
         await asyncio.sleep(_AGAIN)

@@ -16,7 +16,7 @@ from envcheck import __version__, safe_files
 from envcheck.checks.support.exact_data import SEED
 from envcheck.checks.support.process_group import NODE_NAME
 from envcheck.errors import refuse
-from envcheck.fleet.group import outcome
+from envcheck.fleet.group import meeting, outcome
 from envcheck.fleet.group.meeting import Coordinator, GroupMember, LostGroupError, NotFormedError, free_ports
 from envcheck.fleet.group.membership import Hello, Membership, differences
 from envcheck.fleet.hostlist import fold
@@ -27,6 +27,8 @@ from envcheck.runner.planning import CheckModule, checked_module
 from envcheck.runner.schema import GroupFacts, OutcomeRow
 from envcheck.runner.worker.fork_server import NODES_LOST, NODES_READY
 from envcheck.runner.worker_session import LAST, leave_word
+
+_LOOPBACK: Final = ("127.", "::1")
 
 
 def interface_of(address: str) -> str:
@@ -44,6 +46,33 @@ def interface_of(address: str) -> str:
             if numeric == ipaddress.IPv4Address(held):
                 return name
     return ""
+
+
+def gloo_address() -> str:
+    """Return where gloo meets without GLOO_SOCKET_IFNAME: the first address of the own name that can be bound.
+
+    Where none can, it takes the loopback (torch, ProcessGroupGloo::createDefaultDevice).
+    """
+    with contextlib.suppress(OSError, UnicodeError):
+        for family, kind, _, _, address in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.bind(address)
+                return str(address[0])
+    return "127.0.0.1"
+
+
+def formed(begun: meeting.FormedGroup) -> OutcomeRow:
+    """Return the row of a group that came together; a warning where gloo would look for this node at its loopback.
+
+    What meets over gloo without GLOO_SOCKET_IFNAME waits there in vain (vllm-project/vllm#7074, aws-do-eks#69).
+    """
+    came = f"{len(begun.names)} nodes came within {begun.seconds:.1f} s: {fold(begun.names)}"
+    address = begun.local if os.environ.get("GLOO_SOCKET_IFNAME") else gloo_address()
+    if begun.local.startswith(_LOOPBACK) or not address.startswith(_LOOPBACK):
+        return OutcomeRow(id=FORMED, kind="env", status="pass", summary=came)
+    text = f"{came}; gloo takes {address} for this node, as its own name leads to no address that others reach"
+    fix = f"set GLOO_SOCKET_IFNAME={interface_of(begun.local)} for jobs, or give its name its address in /etc/hosts"
+    return OutcomeRow(id=FORMED, kind="env", status="warn", summary=text, remedy=fix, code="group.gloo-loopback")
 
 
 Event = dict[str, Any]
@@ -185,8 +214,7 @@ def met(run: Run, place: Membership, name: str, processes: int, wait: float) -> 
             return
         checks = [check.id for check in run.asked.plan.checks]
         run.nodes = GroupSession(member, place.node, place.run, checks, processes)
-        came = f"{len(member.begun.names)} nodes came within {member.begun.seconds:.1f} s: {fold(member.begun.names)}"
-        run.known[FORMED] = OutcomeRow(id=FORMED, kind="env", status="pass", summary=came)
+        run.known[FORMED] = formed(member.begun)
         yield True
         patience = 5.0  # for the others to read what the first node sent them last
     except KeyboardInterrupt:

@@ -1,5 +1,6 @@
 """A test of nodes, what it came to, the roll-call of all nodes, and the diagnosis that tests lead to."""
 
+import collections
 import datetime as dt
 import statistics
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -233,19 +234,10 @@ def name_of(nodes: Sequence[str]) -> str:
 _BY: Final = ("roll-call",)
 
 
-class RollCall(NamedTuple):
-    """Who may join groups, and what the roll-call found of the rest."""
-
-    present: list[str]
-    blamed: list[Blame]
-    not_isolated: list[UnclearNodes]
-    undetermined: list[UnclearNodes]
-
-
-def roll_call(nodes: Sequence[str]) -> Generator[Round, Sequence[GroupResult], RollCall]:
+def roll_call(nodes: Sequence[str]) -> Generator[Round, Sequence[GroupResult], Diagnosis]:
     """Ask every node, then each that did not pass alone: where one is down, a launcher may start none of them.
 
-    A node that is missing twice is undetermined.
+    Those that are `good` may join groups. A node that is missing twice is undetermined.
     """
     answers: dict[str, list[NodeAnswer]] = {node: [] for node in nodes}
     asked = [*nodes]
@@ -262,19 +254,19 @@ def roll_call(nodes: Sequence[str]) -> Generator[Round, Sequence[GroupResult], R
     return judge(answers)
 
 
-def judge(answers: Mapping[str, Sequence[NodeAnswer]]) -> RollCall:
+def judge(answers: Mapping[str, Sequence[NodeAnswer]]) -> Diagnosis:
     """Return what the answers say, one or two of each node."""
-    call = RollCall([], [], [], [])
+    call = collections.defaultdict[str, list[Any]](list)
     for node, replies in answers.items():
         statuses = [answer.status for answer in replies]
         if statuses == ["fail", "fail"]:
             same = {*replies[0].faulty_gpus} & {*replies[1].faulty_gpus}
             gpu = Blame("gpu", same.pop(), replies[1].reason, _BY) if len(same) == 1 else None
-            call.blamed.append(gpu or Blame("node", node, replies[1].reason, _BY))
+            call["blamed"].append(gpu or Blame("node", node, replies[1].reason, _BY))
         elif statuses == ["fail", "pass"]:
-            call.not_isolated.append(UnclearNodes((node,), f"failed once and passed once: {replies[0].reason}", _BY))
+            call["not_isolated"].append(UnclearNodes((node,), f"failed once and passed once: {replies[0].reason}", _BY))
         elif statuses[-1] != "pass":
-            call.undetermined.append(UnclearNodes((node,), replies[-1].reason or replies[0].reason, _BY))
+            call["undetermined"].append(UnclearNodes((node,), replies[-1].reason or replies[0].reason, _BY))
         else:
-            call.present.append(node)
-    return call
+            call["good"].append(node)
+    return Diagnosis(**{found: tuple(rows) for found, rows in call.items()})

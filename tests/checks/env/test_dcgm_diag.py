@@ -52,6 +52,13 @@ def warning(text: str, code: int, severity: int) -> list[dict[str, Any]]:
 
 SOUND = four(test("software", "Pass", "Pass", "Pass"), test("memory", "Pass", "Pass", "Pass"))
 REMAP = warning("A GPU has a row that could not be remapped. Run a field diagnostic on the GPU.", 43, 2)
+LOADED = warning(  # NVIDIA/DCGM#272
+    "The memory copy utilization for the GPU: 2 is greater than 10%. This may affect the results of the nvbandwidth"
+    " test.",
+    101,
+    3,
+)
+HOT = warning("GPU 1 Thermal violations totaling 0.0 seconds started at 30.0 seconds into the test", 54, 2)  # #242
 PERSISTENCE = warning("Persistence mode for GPU 1 is disabled.", 29, 5)
 OLD = {
     "name": "PCIe",
@@ -92,6 +99,9 @@ def dcgmi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
         (four(test("memory", "Fail", "Pass", "Pass")), 226, FAIL, ["memory: fail"]),
         (three(OLD, LISTED), 1, FAIL, ["GPU 1, PCIe: x"]),
         (four(test("software", "Fail", "Pass", "Fail", warnings=PERSISTENCE)), 226, WARN, ["Persistence mode"]),
+        (four(test("nvbandwidth", "Fail", "Pass", "Fail", warnings=LOADED)), 226, WARN, ["copy utilization"]),
+        (four(test("diagnostic", "Fail", "Pass", "Fail", warnings=HOT)), 226, WARN, ["totaling 0.0"]),
+        (four(test("diagnostic", "Fail", "Fail", warnings=[*HOT, *REMAP])), 226, FAIL, ["remapped"]),
         # A mild warning beside one that gives no severity.
         (four(test("x", "Fail", "Pass", "Fail", warnings=[*PERSISTENCE, {"warning": "odd"}])), 226, FAIL, ["odd"]),
         (four(test("pcie", "Warn", "Pass", "Warn", warnings=["slow"])), 0, WARN, ["GPU 1, pcie: slow"]),

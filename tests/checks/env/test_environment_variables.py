@@ -129,6 +129,9 @@ def test_what_forbids_what_is_not_there_does_no_harm(node: Node) -> None:
         ("NCCL_SOCKET_IFNAME", "eth99", WARN),
         ("GLOO_SOCKET_IFNAME", "lo", PASS),
         ("GLOO_SOCKET_IFNAME", "l", WARN),
+        ("GLOO_SOCKET_IFNAME", "^lo,docker,veth,eni", WARN),  # aws-samples/aws-do-eks#51
+        ("GLOO_SOCKET_IFNAME", "lo,eth99", WARN),
+        ("GLOO_SOCKET_IFNAME", "=lo", WARN),
         ("TP_SOCKET_IFNAME", "eth99", WARN),
         ("LD_PRELOAD", "/nowhere/libjemalloc.so.2", WARN),
         ("LD_PRELOAD", "libjemalloc.so.2", PASS),

@@ -163,14 +163,26 @@ def test_other_collectives_fail_over_sockets_too_and_have_no_limit(h100: View) -
 
 
 def test_ports_are_read_off_the_node(tmp_path: Path) -> None:
-    for device, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN")):
-        port = tmp_path / device / "ports/1"
+    found, azure = tmp_path / "class", tmp_path / "devices/MSFT1000:00"
+    for at, device, state, layer in (
+        (found, "mlx5_0", "4: ACTIVE", "InfiniBand"),
+        (found, "mlx5_1", "1: DOWN", "InfiniBand"),
+        (found, "mlx5_8", "4: ACTIVE", "InfiniBand"),
+        (azure, "mlx5_9", "4: ACTIVE", "Ethernet"),
+        (azure, "mlx5_7", "4: ACTIVE", "InfiniBand"),
+    ):
+        port = at / device / "ports/1"
         port.mkdir(parents=True)
-        (tmp_path / device / "device").mkdir()
-        (tmp_path / device / "device/vendor").write_text("0x15b3\n")
-        for name, text in (("state", state), ("link_layer", "InfiniBand"), ("rate", "400 Gb/sec (4X NDR)")):
+        (at / device / "device").mkdir()
+        (at / device / "device/vendor").write_text("0x15b3\n")
+        for name, text in (("state", state), ("link_layer", layer), ("rate", "400 Gb/sec (4X NDR)")):
             (port / name).write_text(f"{text}\n")
-    assert fabrics.active_ports(tmp_path) == [A_RAIL]
+    # An HGX B200's bridge to its switches (siderolabs/extensions#893).
+    (found / "mlx5_8/device/vpd").write_bytes(b"\x82\x00V3 SW_MNG \xff V4")
+    # Azure's Ethernet carries no RoCE, its InfiniBand is one (Azure/aks-rdma-infiniband#11).
+    for guest in azure.iterdir():
+        (found / guest.name).symlink_to(guest)
+    assert fabrics.active_ports(found) == [A_RAIL, {**A_RAIL, "device": "mlx5_7"}]
     assert fabrics.active_ports(tmp_path / "none") == []
 
 

@@ -125,6 +125,17 @@ def test_a_slow_rank_is_named_on_each_side_of_the_limits(
         assert 0 < outcome.details["spread"] < ratio
 
 
+def test_a_gpu_is_compared_with_those_of_its_own_model(h100: View) -> None:
+    ranks = entries(straggler, 4)  # a rig of 5090 and 3090 (noonghunna/club-3090#761)
+    for entry, seconds in zip(ranks, (0.001, 0.003, 0.001, 0.0031), strict=True):
+        entry["model"], entry["products"]["median"] = "5090" if seconds == 0.001 else "3090", seconds
+    sound = straggler.judge(h100, ranks)
+    assert (sound.status, sound.value, "of one model" in sound.summary) == (PASS, 1.0333, True)
+    ranks[3]["products"]["median"] = 0.004
+    slow = straggler.judge(h100, ranks)
+    assert (slow.status, slow.culprit[:6], "1.33 times" in slow.summary) == (FAIL, "rank 3", True)
+
+
 def test_ranks_that_a_quota_holds_back_alike_are_not_compared(h100: View, cpu: View) -> None:
     for view, gpu in ((h100, True), (cpu, False)):
         ranks = entries(straggler, 2, gpu=gpu)

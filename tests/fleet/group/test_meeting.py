@@ -120,12 +120,14 @@ def test_who_does_not_come_is_named() -> None:
     assert NotFormedError.exit_code == 3
 
 
-@each("address", ["127.0.0.1", "no-such-host.invalid", "bad..name", "::1"])
+@each("address", ["127.0.0.1", "no-such-host.invalid", "bad..name", "::1", "localhost"])
 def test_a_first_node_that_is_not_there(address: str) -> None:
     (port,) = free_ports(1)
     with pytest.raises(NotFormedError) as unformed:
         GroupMember.join(hello(1), address, port, 0.3)
     assert "\n" not in str(unformed.value)
+    # A script's `|| echo localhost` (mlc-ai/pith-train#91).
+    assert ("this node itself" in str(unformed.value)) == (address[0] in "1:l")
 
 
 @each(

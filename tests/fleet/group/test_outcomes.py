@@ -1,5 +1,6 @@
 """Whom a group's end is blamed on, and what the report of each node says of it."""
 
+import socket
 from typing import Any
 
 import msgspec
@@ -7,8 +8,9 @@ import pytest
 from msgspec import structs
 
 from envcheck.fleet.group import outcome as outcomes
+from envcheck.fleet.group.meeting import FormedGroup
 from envcheck.fleet.group.outcome import of_group, of_node
-from envcheck.fleet.group.session import interface_of
+from envcheck.fleet.group.session import formed, interface_of
 from envcheck.fleet.one_report import NotAReportError, nodes_of, read
 from envcheck.reports.model import RunReport, encode
 from envcheck.runner.outcomes import as_finding
@@ -117,3 +119,28 @@ def test_a_fleet_reads_the_nodes_and_not_the_group() -> None:
 def test_the_loopbacks_interface() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("198.51.100.7") == ""
+
+
+@each(
+    "names, local, interface, code",
+    [
+        (["127.0.1.1"], "10.0.0.7", "", "group.gloo-loopback"),  # Debian's /etc/hosts (meta-pytorch/monarch#4394)
+        ([], "10.0.0.7", "", "group.gloo-loopback"),  # no such name (vllm-project/vllm#7074)
+        (["192.0.2.1"], "10.0.0.7", "", "group.gloo-loopback"),  # another machine's address: it cannot be bound
+        (["127.0.1.1"], "10.0.0.7", "eth0", ""),
+        (["127.0.1.1"], "127.0.0.1", "", ""),  # all nodes are on this machine
+        (["192.0.2.1", "0.0.0.0"], "10.0.0.7", "", ""),
+    ],
+)
+def test_a_node_that_gloo_would_look_for_at_the_loopback_is_told(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], local: str, interface: str, code: str
+) -> None:
+    def getaddrinfo(*_: Any, **__: Any) -> list[Any]:
+        if not names:
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (name, 0)) for name in names]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    row = formed(FormedGroup(["n1", "n2"], 1.0, "10.0.0.1", local))
+    assert (row.status, row.code, "n[1-2]" in row.summary) == ("warn" if code else "pass", code, True)
