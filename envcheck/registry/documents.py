@@ -272,8 +272,7 @@ def refuse_two_readings(manifest: StoredManifest) -> None:
     try:
         json.loads(manifest.content, object_pairs_hook=once)
     except (RecursionError, ValueError):  # a number of over 4300 digits is one
-        message = f"{manifest.digest} is nested too deeply, or has a number that is too long"
-        refuse(message, TAMPERED, LyingError)
+        refuse(f"{manifest.digest} is nested too deeply, or has a number that is too long", TAMPERED, LyingError)
 
 
 def encode(document: object) -> bytes:

@@ -215,8 +215,7 @@ class PullOptions:
             message = f"--target {self.target} chooses among the images of --from"
             refuse(message, "leave it out, or pass --from REPOSITORY")
         if self.source is not None and (reference.tag or reference.digest):
-            message = f"--from {self.source} names one image"
-            refuse(message, "leave out the tag and digest, or pass it without --from")
+            refuse(f"--from {self.source} names one image", "leave out the tag and digest, or pass it without --from")
         return reference
 
 
