@@ -322,10 +322,10 @@ def product_name(name: str) -> str:
 
 
 def listed_names(text: str) -> list[str]:
-    """Return the names in what was pasted: GPUs' rows of nvidia-smi's table or of -L, else one name a line."""
+    """Return the names in what was pasted: GPUs' rows of nvidia-smi's table or of -L, else one a line."""
     lines = [" ".join(line.split()) for line in unicodedata.normalize("NFKC", text).splitlines() if line.strip()]
     rows = [line for line in lines if _LISTED.fullmatch(line) or _ROW.fullmatch(line)]
-    return rows or lines or [""]
+    return rows or [line for line in lines if line.split(",")[0] != "name"] or [""]
 
 
 def suggest(matrix: Matrix, name: str) -> list[str]:

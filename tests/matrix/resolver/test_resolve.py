@@ -48,6 +48,13 @@ def test_the_reasons_name_every_gpu_and_the_driver_once_and_last(
     assert [part in reason for part, reason in zip(says, reasons, strict=True)] == [True] * len(says), reasons
 
 
+def test_an_orin_is_told_of_the_jetpack_that_takes_wheels(ask: Ask) -> None:
+    # isl-org/Open3D#7484, roboflow/inference#2531
+    assert "JetPack 7.2 or newer" in ask(gpus=["Jetson Orin NX"]).reasons[0]
+    assert ask(cc=["8.7"], arch="aarch64", variant="cu132").legal
+    assert not ask(cc=["8.7"], arch="aarch64", variant="cu130").legal
+
+
 def test_an_old_gpu_needs_a_cudnn_with_code_for_it(ask: Ask) -> None:
     # NVIDIA's support matrix of cuDNN 9 begins with 5.0; on a K80 cuDNN 8.7 works (dailenson/SDT#25).
     assert ask(gpus=["K80"]).cell == "torch2.3.1-cu118-py312"
