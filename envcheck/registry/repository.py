@@ -166,7 +166,7 @@ class Repository:
             if self._is_elsewhere(answer.url):
                 at = host_of(answer.url)
                 message = f"{registry} sends on {request.label} to {at}, which refuses it ({status})"
-                return documents.DeniedError(message, fix=f"if {at} is a registry, name it itself: no login goes along")
+                return documents.DeniedError(message, fix=f"try again; name {at} if it is a registry: no login follows")
             return denied(registry, f"{request.label} ({status})", has=self._authorization.has_account)
         if status == HTTPStatus.NOT_FOUND:
             if not codes:
