@@ -12,7 +12,7 @@ from envcheck import safe_files
 from envcheck.errors import ConfigError, refuse
 from envcheck.fleet.files import read_files
 from envcheck.fleet.hostlist import natural, unfold
-from envcheck.matrix.facts.lookup import Facts, find_gpu, suggest
+from envcheck.matrix.facts.lookup import Facts, find_gpu, hint_of
 from envcheck.matrix.facts.model import Cell, Matrix, key
 from envcheck.matrix.resolver.candidates import candidates
 from envcheck.matrix.resolver.query import DRIVER_VERSION, Query, host_arch, requested_devices, validate
@@ -182,9 +182,7 @@ def _unknown(matrix: Matrix, kind: NodeKind) -> str:
     name = next((name for name in kind.gpus if find_gpu(matrix, name) is None), None)
     if name is None:
         return ""
-    near = " or ".join(suggest(matrix, name))
-    hint = f"did you mean {near}?" if near else "`envcheck matrix show --list-gpus` lists them"
-    return f"no GPU named {name[:60]!r} in the matrix; {hint}"
+    return f"no GPU named {name[:60]!r} in the matrix; {hint_of(matrix, name)}"
 
 
 def _verdicts(matrix: Matrix, queries: Mapping[int, Query]) -> _Verdicts:

@@ -227,7 +227,7 @@ def _of_other_schema(schema: str) -> Exception:
 
 
 def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
-    checks = _checks(document.outcomes)
+    checks = (*map(_check, document.outcomes),)
     status, why = _status(document, checks)
     group = document.group.nodes if document.group else []
     host, gpus, signals = document.host, document.snapshot.gpus, document.snapshot.signals
@@ -306,16 +306,6 @@ def _alone(document: _ReportPart, *names: str) -> bool:
         return False
     gpus = document.snapshot.gpus
     return all(gpu.uuid.startswith(UNKEYED) for gpu in gpus) if gpus else document.boot.startswith("boot-")
-
-
-def _checks(outcomes: list[_OutcomePart]) -> tuple[CheckValue, ...]:
-    """Return each check once; of two outcomes of one check the worse."""
-    worst: dict[str, CheckValue] = {}
-    for value in map(_check, outcomes):
-        held = worst.get(value.check)
-        if held is None or BY_SEVERITY.index(held.status) < BY_SEVERITY.index(value.status):
-            worst[value.check] = value
-    return (*worst.values(),)
 
 
 def _check(outcome: _OutcomePart) -> CheckValue:

@@ -19,7 +19,7 @@ from envcheck.checks.node import infiniband
 from envcheck.checks.support import process_group
 from envcheck.counting import counted
 from envcheck.errors import refuse
-from envcheck.matrix.facts.lookup import find_gpu, is_cut, same_gpu, suggest
+from envcheck.matrix.facts.lookup import find_gpu, hint_of, is_cut, same_gpu
 from envcheck.matrix.facts.model import Matrix, key
 from envcheck.matrix.file.load import load
 from envcheck.node import signal_source
@@ -145,9 +145,7 @@ def _problems(requirements: Requirements, matrix: Matrix) -> Iterator[tuple[str,
     if model is not None and not model.strip():
         yield ": gpu.model is empty", "name the model, or leave it out"
     elif model is not None and (is_cut(model) or not find_gpu(matrix, model)):
-        near = suggest(matrix, model)
-        fix = f"did you mean {' or '.join(near)}?" if near else "see `envcheck matrix show`"
-        yield f": gpu.model {model} is not known", fix
+        yield f": gpu.model {model} is not known", hint_of(matrix, model)
 
 
 def _driver_problems(driver: DriverDemand) -> Iterator[tuple[str, str]]:

@@ -11,8 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from envcheck.cli import Settings
-from envcheck.cli.building.on_top import put_on_top
-from envcheck.cli.building.plan import OnTop, PinnedExtensions, extensions_of_target, known_extensions, pinned_to_fit
+from envcheck.cli.building.on_top import OnTop, put_on_top
+from envcheck.cli.building.pinned import PinnedExtensions, extensions_of_target, known_extensions, pinned_to_fit
 from envcheck.cli.commands.build import command as build
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.source_compile import Compiler

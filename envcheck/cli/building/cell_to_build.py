@@ -1,4 +1,4 @@
-"""The cell that `envcheck build` builds: the one that is named, or the best published one for this machine."""
+"""The cell that `envcheck build` builds: the one that is named, or the best published one here; and its locks."""
 
 import platform
 from collections.abc import Iterator, Sequence
@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 import click
 
+from envcheck.cli.building.pinned import extensions_of_target
 from envcheck.data import data_path, state_path
 from envcheck.errors import ConfigError, NotFoundError, NothingLegalError, UnavailableError
-from envcheck.images.dockerfile import render_dockerfile
+from envcheck.images import lock_on_top, lock_with_uv
+from envcheck.images.dockerfile import render_dockerfile, write_locks
 from envcheck.images.engines.venv import find_python
 from envcheck.images.lockfile import Lock, read_locks
 from envcheck.images.spec import ImageSpec, facts, load_spec, load_specs, make_spec, near, no_lock, select_one
@@ -188,3 +190,33 @@ def _warn_of_an_edit(matrix: Matrix, spec: ImageSpec, images_dir: Path | None) -
     if path.exists() and path.read_bytes() != render_dockerfile(*specs).encode():
         warning = "is edited or out of date and is not what this build uses; put changes into templates/ or matrix.yaml"
         click.echo(f"envcheck: warning: {path} {warning}, then run `envcheck render`", err=True)
+
+
+def locked_specs(matrix: Matrix, specs: Sequence[ImageSpec], profile: Profile) -> list[ImageSpec]:
+    """Return the specs with locks; the lock that was made for one is that of the next."""
+    locked: list[ImageSpec] = []
+    for spec in specs:
+        shared = shared_locks(locked[-1].locks) if locked and not spec.locks else []
+        given = make_spec(matrix, spec.cell, shared, target=spec.target, arch=spec.arch) if shared else spec
+        locked.append(lock_first(matrix, given, profile))
+    return locked
+
+
+def lock_first(matrix: Matrix, spec: ImageSpec, profile: Profile) -> ImageSpec:
+    """Return the spec with locks: those that it lacks are made, kept and said to be new."""
+    if not spec.lacks_lock:
+        return spec
+    cell, arch = spec.cell, spec.arch
+    lacks = f"no lock of its target {spec.target}" if spec.locks else "no lock"
+    click.echo(f"lock    {cell} has {lacks}: made through mirror profile {profile.name}", err=True)
+    shared = shared_locks(spec.locks) or lock_with_uv.lock_cell(matrix, cell, profile, arch)
+    extensions = extensions_of_target(matrix, spec)
+    own = lock_on_top.lock_target(matrix, cell, spec.target, shared, profile, arch, extensions=extensions)
+    locks = [*shared, *own]
+    locked = make_spec(matrix, cell, locks, target=spec.target, arch=arch, where=str(kept_locks(cell)))
+    kept = read_locks(kept_locks(cell), arch=arch)
+    others = kept if shared_locks(kept) == shared_locks(locks) else []
+    write_locks(kept_locks(cell).parent, cell, [*{lock.group: lock for lock in [*others, *locks]}.values()], arch)
+    click.echo("lock    its hashes are new: what the mirror said is trusted from now on (trust on first use)", err=True)
+    click.echo(f"lock    kept in {kept_locks(cell)}: later builds use it", err=True)
+    return locked

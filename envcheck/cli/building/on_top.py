@@ -1,9 +1,10 @@
-"""What a build makes before it builds: locks of a cell and its target, and wheels and a lock of what is on top."""
+"""What a user puts on top of a cell: planned from the request, and its wheels and lock made before the build."""
 
 import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -11,20 +12,20 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.cli import Settings
-from envcheck.cli.building.cell_to_build import kept_locks, shared_locks
-from envcheck.cli.building.plan import OnTop, extensions_of_target
+from envcheck.cli.building.cell_to_build import lock_first, spec_to_build
+from envcheck.cli.building.pinned import PinnedExtensions, known_extensions, pinned_to_fit
+from envcheck.cli.building.request import BuildRequest
+from envcheck.cli.options import architecture
 from envcheck.cli.sources import disk_errors, transfer_options
 from envcheck.counting import counted
 from envcheck.data import state_path
 from envcheck.errors import refuse
-from envcheck.images import lock_on_top, lock_with_uv
 from envcheck.images import source_recipe as recipe
-from envcheck.images.dockerfile import write_locks
 from envcheck.images.lock_on_top import contradiction, excluded, lock_user_packages
-from envcheck.images.lockfile import MADE_ANEW, format_lock, read_kept, read_locks
+from envcheck.images.lockfile import MADE_ANEW, format_lock, read_kept
 from envcheck.images.source_compile import Compiler, wheel_of
-from envcheck.images.source_recipe import ExtensionBuild
-from envcheck.images.spec import ImageSpec, make_spec, with_user_packages
+from envcheck.images.source_recipe import ExtensionBuild, capabilities
+from envcheck.images.spec import ImageSpec, with_user_packages
 from envcheck.images.wheels import StoredWheel, fetch_new, sha256, viewed
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.facts.model import Matrix
@@ -34,34 +35,50 @@ from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile
 from envcheck.mirrors.store.objects import Store
 
 
-def locked_specs(matrix: Matrix, specs: Sequence[ImageSpec], profile: Profile) -> list[ImageSpec]:
-    """Return the specs with locks; the lock that was made for one is that of the next."""
-    locked: list[ImageSpec] = []
-    for spec in specs:
-        shared = shared_locks(locked[-1].locks) if locked and not spec.locks else []
-        given = make_spec(matrix, spec.cell, shared, target=spec.target, arch=spec.arch) if shared else spec
-        locked.append(lock_first(matrix, given, profile))
-    return locked
+@dataclass(frozen=True, kw_only=True)
+class OnTop:
+    """What a user puts on top of a target: what an index has, wheels that are fetched, and sources.
+
+    Each source is compiled on `devel`, for its compute capabilities in `gpus`. `native` are the names of extensions of
+    torch, whose lock is apart. `keep`: a new lock is kept for the next build.
+    """
+
+    pinned: PinnedExtensions
+    devel: ImageSpec
+    gpus: list[tuple[str, ...]]
+    native: frozenset[str]
+    keep: bool
+
+    def lacking(self, store: Store) -> dict[str, list[str]]:
+        """Return what a build would first compile and fetch, and what it installs then; nothing if all is there."""
+        there = all(wheel.sha256 and store.has(wheel.sha256) for wheel in self.pinned.files)
+        for (name, version), gpus in zip(self.pinned.sources, self.gpus, strict=True):
+            known = recipe.pinned(self.devel, name, version)
+            build = ExtensionBuild(sdist=known, devel=self.devel, gpus=gpus) if known else None
+            there = there and bool(build and not self.devel.lacks_lock and recipe.kept_wheel(store, build))
+        names = [f"{name} {version}" for name, version in self.pinned.sources]
+        urls = [file.urls[0] for file in self.pinned.files]
+        return {} if there else {"compile": names, "fetch": urls, "with": self.pinned.requirements}
 
 
-def lock_first(matrix: Matrix, spec: ImageSpec, profile: Profile) -> ImageSpec:
-    """Return the spec with locks: those that it lacks are made, kept and said to be new."""
-    if not spec.lacks_lock:
-        return spec
-    cell, arch = spec.cell, spec.arch
-    lacks = f"no lock of its target {spec.target}" if spec.locks else "no lock"
-    click.echo(f"lock    {cell} has {lacks}: made through mirror profile {profile.name}", err=True)
-    shared = shared_locks(spec.locks) or lock_with_uv.lock_cell(matrix, cell, profile, arch)
-    extensions = extensions_of_target(matrix, spec)
-    own = lock_on_top.lock_target(matrix, cell, spec.target, shared, profile, arch, extensions=extensions)
-    locks = [*shared, *own]
-    locked = make_spec(matrix, cell, locks, target=spec.target, arch=arch, where=str(kept_locks(cell)))
-    kept = read_locks(kept_locks(cell), arch=arch)
-    others = kept if shared_locks(kept) == shared_locks(locks) else []
-    write_locks(kept_locks(cell).parent, cell, [*{lock.group: lock for lock in [*others, *locks]}.values()], arch)
-    click.echo("lock    its hashes are new: what the mirror said is trusted from now on (trust on first use)", err=True)
-    click.echo(f"lock    kept in {kept_locks(cell)}: later builds use it", err=True)
-    return locked
+def planned(request: BuildRequest, matrix: Matrix, spec: ImageSpec) -> OnTop:
+    """Return what comes on top of a spec that has locks. Raises ConfigError for what cannot fit, or not be compiled."""
+    gpus, known = request.options.gpus, known_extensions(request.options.extensions)
+    pinned = pinned_to_fit(matrix, spec, request.requirements, known, gpus)
+    devel = spec
+    for name, version in pinned.sources[:1]:
+        devel = spec_to_build(matrix, str(spec.cell), "devel", request.options.images_dir, spec.arch)
+        if devel.arch != architecture("auto"):  # emulated, one file of a real one takes an hour
+            message = f"{name} {version} must be compiled, which a machine of {devel.arch} can do"
+            refuse(message, "build there, or add its wheel to your own index")
+    facts = Facts(matrix)
+    return OnTop(
+        pinned=pinned,
+        devel=devel,
+        gpus=[capabilities(facts, gpus, devel.cuda, f"{name} {version}") for name, version in pinned.sources],
+        native=frozenset(name for row in known.extensions for name in (row.name, *row.aliases)),
+        keep=not request.options.dry_run,
+    )
 
 
 def with_packages(spec: ImageSpec, top: OnTop, profile: Profile, wheels: Sequence[Path]) -> ImageSpec:

@@ -12,9 +12,8 @@ from typing import Any, Final
 import click
 
 from envcheck.cli import Settings
-from envcheck.cli.building.cell_to_build import best_cell, kept_locks, spec_to_build
-from envcheck.cli.building.on_top import locked_specs, put_on_top
-from envcheck.cli.building.plan import OnTop, planned
+from envcheck.cli.building.cell_to_build import best_cell, kept_locks, locked_specs, spec_to_build
+from envcheck.cli.building.on_top import OnTop, planned, put_on_top
 from envcheck.cli.building.request import BuildOptions, BuildRequest
 from envcheck.cli.commands.images import running_here
 from envcheck.cli.commands.resolve import active_python, fill

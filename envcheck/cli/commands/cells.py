@@ -9,7 +9,7 @@ import click
 
 from envcheck import safe_files
 from envcheck.cli import Settings
-from envcheck.cli.building.plan import extensions_of_target
+from envcheck.cli.building.pinned import extensions_of_target
 from envcheck.cli.options import (
     DIRECTORY,
     FILE,

@@ -19,7 +19,7 @@ from envcheck.cli.shared.process import note, print_json
 from envcheck.counting import printable
 from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.images import engines
-from envcheck.matrix.facts.lookup import find_gpu, is_cut, suggest
+from envcheck.matrix.facts.lookup import find_gpu, hint_of, is_cut
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.mirrors.profiles import model
@@ -381,10 +381,8 @@ def _refuse_unknown_gpu(name: str, where: str, matrix: Matrix) -> None:
     """Refuse a short name that the matrix does not have; a proof names its GPU as the driver does, or by that name."""
     if not is_cut(name) and (name.startswith("NVIDIA ") or find_gpu(matrix, name) is not None):
         return
-    near = " or ".join(suggest(matrix, name))
-    hint = f"did you mean {near}?" if near else "`envcheck matrix show --list-gpus` lists them"
     message = f"{where} {name[:60]!r}: no such GPU in the matrix"
-    refuse(message, f"{hint} (or write it as nvidia-smi prints it: NVIDIA ...)")
+    refuse(message, f"{hint_of(matrix, name)} (or write it as nvidia-smi prints it: NVIDIA ...)")
 
 
 def _architecture() -> str:

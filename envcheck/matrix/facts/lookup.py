@@ -121,8 +121,7 @@ class Facts:
         """Return the GPU called `name`. Raises ConfigError, with near misses, when there is none."""
         gpu = find_gpu(self.matrix, name)
         if gpu is None:
-            near = suggest(self.matrix, name)
-            hint = f"did you mean {' or '.join(near)}?" if near else "`envcheck matrix show --list-gpus` lists them"
+            hint = hint_of(self.matrix, name)
             if _UNNAMED.search(name):
                 hint = "lspci's PCI database does not list this GPU: run `update-pciids`, or use nvidia-smi's name"
             refuse(f"no GPU named {name!r} in the matrix", f"{hint} (or give --cc; {READ_CC} prints it)")
@@ -337,6 +336,12 @@ def suggest(matrix: Matrix, name: str) -> list[str]:
     near = difflib.get_close_matches(model, names, n=12, cutoff=0.65)
     near += [alias for alias in sorted(names) if model and model in alias and alias not in near]
     return list(dict.fromkeys(names[alias] for alias in near if _one_generation(model, alias)))[:5]
+
+
+def hint_of(matrix: Matrix, name: str) -> str:
+    """Return what to do about a name that no GPU has."""
+    near = " or ".join(suggest(matrix, name))
+    return f"did you mean {near}?" if near else "`envcheck matrix show --list-gpus` lists them"
 
 
 def _one_generation(model: str, alias: str) -> bool:

@@ -1,10 +1,6 @@
-"""What a build comes to once its cell has locks: its targets, and what is installed on top of them.
-
-What comes on top is decided here, from the request, the facts and the locks, and said on standard error.
-"""
+"""Extensions of torch pinned to the releases that fit a cell; which these are is said on standard error."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,12 +8,7 @@ import click
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from envcheck.cli.building.cell_to_build import spec_to_build
-from envcheck.cli.building.request import BuildRequest
-from envcheck.cli.options import architecture
 from envcheck.errors import ConfigError, refuse
-from envcheck.images import source_recipe as recipe
-from envcheck.images.source_recipe import ExtensionBuild, capabilities
 from envcheck.images.spec import ImageSpec
 from envcheck.images.targets import extensions_of
 from envcheck.images.wheels import kept_hash
@@ -25,12 +16,10 @@ from envcheck.matrix.extensions import file
 from envcheck.matrix.extensions.answer import ChosenExtension, ExtensionResolution, resolve_with, wanted_extensions
 from envcheck.matrix.extensions.file import Extension, Extensions
 from envcheck.matrix.extensions.fit import JIT, SOURCE_ONLY
-from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.resolver.query import Query
 from envcheck.matrix.resolver.resolve import resolve
 from envcheck.mirrors.fetch.request import WantedFile
-from envcheck.mirrors.store.objects import Store
 
 
 class PinnedExtensions(NamedTuple):
@@ -39,52 +28,6 @@ class PinnedExtensions(NamedTuple):
     requirements: list[str]
     sources: list[tuple[str, str]]
     files: list[WantedFile]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnTop:
-    """What a user puts on top of a target: what an index has, wheels that are fetched, and sources.
-
-    Each source is compiled on `devel`, for its compute capabilities in `gpus`. `native` are the names of extensions of
-    torch, whose lock is apart. `keep`: a new lock is kept for the next build.
-    """
-
-    pinned: PinnedExtensions
-    devel: ImageSpec
-    gpus: list[tuple[str, ...]]
-    native: frozenset[str]
-    keep: bool
-
-    def lacking(self, store: Store) -> dict[str, list[str]]:
-        """Return what a build would first compile and fetch, and what it installs then; nothing if all is there."""
-        there = all(wheel.sha256 and store.has(wheel.sha256) for wheel in self.pinned.files)
-        for (name, version), gpus in zip(self.pinned.sources, self.gpus, strict=True):
-            known = recipe.pinned(self.devel, name, version)
-            build = ExtensionBuild(sdist=known, devel=self.devel, gpus=gpus) if known else None
-            there = there and bool(build and not self.devel.lacks_lock and recipe.kept_wheel(store, build))
-        names = [f"{name} {version}" for name, version in self.pinned.sources]
-        urls = [file.urls[0] for file in self.pinned.files]
-        return {} if there else {"compile": names, "fetch": urls, "with": self.pinned.requirements}
-
-
-def planned(request: BuildRequest, matrix: Matrix, spec: ImageSpec) -> OnTop:
-    """Return what comes on top of a spec that has locks. Raises ConfigError for what cannot fit, or not be compiled."""
-    gpus, known = request.options.gpus, known_extensions(request.options.extensions)
-    pinned = pinned_to_fit(matrix, spec, request.requirements, known, gpus)
-    devel = spec
-    for name, version in pinned.sources[:1]:
-        devel = spec_to_build(matrix, str(spec.cell), "devel", request.options.images_dir, spec.arch)
-        if devel.arch != architecture("auto"):  # emulated, one file of a real one takes an hour
-            message = f"{name} {version} must be compiled, which a machine of {devel.arch} can do"
-            refuse(message, "build there, or add its wheel to your own index")
-    facts = Facts(matrix)
-    return OnTop(
-        pinned=pinned,
-        devel=devel,
-        gpus=[capabilities(facts, gpus, devel.cuda, f"{name} {version}") for name, version in pinned.sources],
-        native=frozenset(name for row in known.extensions for name in (row.name, *row.aliases)),
-        keep=not request.options.dry_run,
-    )
 
 
 def known_extensions(path: Path | None = None) -> Extensions:
