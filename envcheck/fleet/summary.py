@@ -11,7 +11,7 @@ import msgspec
 from envcheck import __version__
 from envcheck.counting import counted
 from envcheck.fleet.files import FleetFile
-from envcheck.fleet.groups import CLOCK_SLACK, ConfigurationDrift, FleetGroup, Outlier, deviating, grouped
+from envcheck.fleet.groups import ConfigurationDrift, FleetGroup, Outlier, deviating, grouped
 from envcheck.fleet.hostlist import fold, is_name, natural
 from envcheck.reports.redact import UNKEYED
 from envcheck.runner.schema import Row
@@ -23,6 +23,8 @@ BadState = Literal["fail", "error", "missing", "stale"]
 BAD: Final[tuple[BadState, ...]] = ("fail", "error", "missing", "stale")
 _WORST: Final = {"pass": 0, "error": 1, "fail": 2}
 _SHOWN: Final = 3
+# A clock may be this wrong, in seconds, before what it says is doubted.
+CLOCK_SLACK: Final = 300.0
 # Seconds between the starts of a group's runs: a member may wait this long for the others, and its clock be wrong.
 _ONE_RUN: Final = CLOCK_SLACK + 600.0
 # One GPU is blamed where at least this share of the node's failures name it.
