@@ -144,7 +144,6 @@ class FleetPlan(Row, frozen=True, kw_only=True):
     kinds: list[KindOfNodes]
     cells: list[PlannedCell]
     uncovered: list[UncoveredKind]
-    oldest_torch: str | None
     notes: list[str]
 
 
@@ -172,7 +171,6 @@ def plan(matrix: Matrix, inventory: Inventory, wish: Query) -> FleetPlan:
             for place, query in enumerate(queries)
             if place not in covered
         ],
-        oldest_torch=min((cell.torch for cell in cells), key=key, default=None),
         notes=inventory.notes,
     )
 

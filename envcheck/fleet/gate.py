@@ -89,7 +89,6 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     node_unsure: bool = False
     covered: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
-    report: str = ""
 
     @property
     def reason(self) -> str:
@@ -132,7 +131,7 @@ def by_digest(image: str) -> bool:
     return re.search(r"@sha256:[0-9a-f]{64}$", image) is not None
 
 
-def of_report(report: RunReport, subject: GatedEnvironment, at: Boot, where: str = "") -> NodeVerdict | None:
+def of_report(report: RunReport, subject: GatedEnvironment, at: Boot) -> NodeVerdict | None:
     """Return the verdict of a run that has ended, else None; a torch that cannot be imported says nothing of GPUs."""
     if not report.ended:
         return None
@@ -161,7 +160,6 @@ def of_report(report: RunReport, subject: GatedEnvironment, at: Boot, where: str
         ),
         covered=tuple(covered),
         again=tuple(row.id for row in report.outcomes if row.status in ("fail", "error")),
-        report=where,
     )
 
 
@@ -286,14 +284,14 @@ def keep(verdict: NodeVerdict) -> Path:
     return path
 
 
-def keep_run(report: RunReport, where: Path | None, python: str | None) -> None:
+def keep_run(report: RunReport, python: str | None) -> None:
     """Keep the verdict of a whole run for the gate, if it has ended and can be kept; `python` is one in the image."""
     target = report.target
     if target.kind == "image":
         subject = image_subject(target.name, target.image_id, python)
     else:
         subject = GatedEnvironment(kind="python", name=target.name, state=fingerprint(Path(target.name)))
-    verdict = of_report(report, subject, this_boot(), str(where.absolute()) if where else "")
+    verdict = of_report(report, subject, this_boot())
     if verdict is not None:
         with contextlib.suppress(OSError):
             keep(verdict)
@@ -317,12 +315,9 @@ def run_checks(
     return report_of(run)
 
 
-def keep_report(report: RunReport, verdict_file: Path) -> str:
-    """Write a report beside its verdict and return its path; "" where there is no room for it."""
+def keep_report(report: RunReport, verdict_file: Path) -> None:
+    """Write a report beside its verdict, where there is room for it."""
     path = verdict_file.with_name(verdict_file.name.replace("verdict-", "report-"))
-    try:
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write(report, path)
-    except OSError:
-        return ""
-    return str(path)

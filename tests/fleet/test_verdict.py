@@ -199,9 +199,9 @@ def test_a_link_a_pipe_and_a_file_that_others_may_write_are_no_verdict(tmp_path:
 
 
 def test_a_whole_run_is_kept_and_one_that_was_cut_short_is_not(home: Path) -> None:
-    gate.keep_run(report(row("matmul"), ended=""), None, None)
+    gate.keep_run(report(row("matmul"), ended=""), None)
     assert not [*home.glob("gate/*")]
-    gate.keep_run(report(row("matmul")), None, None)
+    gate.keep_run(report(row("matmul")), None)
     (path,) = home.glob("gate/*")
     kept = gate.read(path)
     assert kept is not None

@@ -212,8 +212,8 @@ def _run_again(kept: NodeVerdict, node: Boot) -> NodeVerdict:
 def _run(target: Target, question: GateQuestion, budget: float | None, only: tuple[str, ...] = ()) -> NodeVerdict:
     report = gate.run_checks(target, question.level, budget, require_gpu=question.require_gpu, only=only)
     now = gate.this_boot()
-    path = gate.path_of(now.node, question.subject)
-    verdict = gate.of_report(report, question.subject, now, gate.keep_report(report, path))
+    gate.keep_report(report, gate.path_of(now.node, question.subject))
+    verdict = gate.of_report(report, question.subject, now)
     if verdict is None:
         refuse("the run was cut short", "see with `envcheck run` what ends it", UnavailableError)
     return verdict

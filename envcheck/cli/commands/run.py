@@ -114,7 +114,7 @@ def command(options: RunOptions, settings: Settings) -> int:
     # The verdict is kept for `envcheck fleet gate`, unless checks were left out or names are not to be written.
     partly = options.only or options.skip or options.budget is not None or options.timeout is not None
     if not (partly or options.nameless):
-        keep_run(report_of(run), places.report, options.python if options.image else None)
+        keep_run(report_of(run), options.python if options.image else None)
     return code
 
 
