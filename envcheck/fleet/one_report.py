@@ -145,7 +145,8 @@ class NotAReportError(Exception):
 class NodeReport(NamedTuple):
     """What a fleet needs of one report. `status` is what the node may count as, with `why` for people.
 
-    `members` are all nodes of the group that it was written in. Whom another one of them alone disturbed passed.
+    `members` are all nodes of the group that it was written in, and `member` is this one's name there. Whom another
+    one alone disturbed passed.
     """
 
     digest: str
@@ -162,6 +163,7 @@ class NodeReport(NamedTuple):
     checks: tuple[CheckValue, ...]
     configuration: dict[str, str]
     members: tuple[str, ...] = ()
+    member: str = ""
 
 
 def read(content: bytes, stem: str) -> NodeReport:
@@ -250,6 +252,7 @@ def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
         ),
         # host-2 of one report is not that of another.
         members=() if _alone(document, *group) else tuple(map(sys.intern, group)),
+        member=document.group.node if document.group else "",
     )
 
 

@@ -102,7 +102,7 @@ def states(
     files: Iterable[FleetFile], now: float, max_age: float, expected: Collection[str] = ()
 ) -> dict[str, StateOfNode]:
     """Return the state of every node that has a file, is expected, or was in a group with one. `max_age` in seconds."""
-    by_node: dict[str, list[FleetFile]] = defaultdict(list)
+    files, by_node = [*files], defaultdict[str, list[FleetFile]](list)
     for file in files:
         if file.node:
             by_node[file.node].append(file)
@@ -110,7 +110,7 @@ def states(
         node: max(seen, key=lambda one: (one.at, _WORST[one.report.status if one.report else "error"]))
         for node, seen in by_node.items()
     }
-    lost = _lost(newest)
+    lost = _lost(files, newest)
     state_of = {
         node: StateOfNode("error", lost[node], file) if node in lost else _state(file, now, max_age)
         for node, file in newest.items()
@@ -119,18 +119,19 @@ def states(
     return state_of | {node: StateOfNode("missing", why) for node, why in absent.items() if node not in state_of}
 
 
-def _lost(newest: Mapping[str, FleetFile]) -> dict[str, str]:
-    """Return which nodes left no report of a group, nor a later one, that another node was in with them."""
-    last = {
-        file.report.members: file
-        for file in sorted(newest.values(), key=lambda file: file.at)
-        if file.report and file.report.members
-    }
+def _lost(files: Iterable[FleetFile], newest: Mapping[str, FleetFile]) -> dict[str, str]:
+    """Return which nodes left no report of a group, nor one since, that another node was in with them."""
+    came: dict[tuple[tuple[str, ...], str], float] = {}
+    for file in files:
+        if file.report and file.report.members:
+            place = file.report.members, file.report.member
+            came[place] = max(file.at, came.get(place, file.at))
+    last = {file.report.members: file for file in sorted(newest.values(), key=lambda one: one.at) if file.report}
     return {
         member: f"no report of the group of {file.node}"
         for members, file in last.items()
         for member in members
-        if member not in newest or newest[member].at < file.at - _ONE_RUN
+        if max(came.get((members, member), 0.0), newest[member].at if member in newest else 0.0) < file.at - _ONE_RUN
     }
 
 
@@ -152,7 +153,10 @@ def under_one_name(files: Sequence[FleetFile], expected: Collection[str] = ()) -
     return [
         file._replace(
             node=called.get(file.node, file.node),
-            report=file.report and file.report._replace(members=renamed[file.report.members]),
+            report=file.report
+            and file.report._replace(
+                members=renamed[file.report.members], member=called.get(file.report.member, file.report.member)
+            ),
         )
         for file in files
     ]

@@ -143,6 +143,15 @@ def test_who_left_no_report_of_a_group_is_named_and_whom_it_disturbed_stays_usab
     assert answer(tmp_path)[0]["nodes"]["fail"] == ["n1"]
 
 
+def test_a_group_whose_launcher_names_no_node_has_lost_none(tmp_path: Path) -> None:
+    names = ["a-0", "a-1"]  # as torchrun's nodes are told apart
+    for number, host in enumerate(("a", "b")):
+        group = {"run": "", "nodes": names, "ranks": [1, 1], "node": names[number]}
+        write(tmp_path / "r", node_report(host, "cpu") | {"group": group})
+    result, code = answer(tmp_path)
+    assert (code, result["nodes"]["pass"], result["nodes"]["missing"]) == (0, 2, [])
+
+
 def of_member(folder: Path, node: str, **changes: Any) -> None:
     """Change the report of a node of `grouped`."""
     path = folder / f"r/{node}.json"
