@@ -262,7 +262,8 @@ def _by_itself(statement: Statement, terms: ProofTerms) -> Rejection | None:
         return Rejection(ProofRefusal.FROM_THE_FUTURE, why)
     if not statement.passed:
         checks = ", ".join(predicate.failed_tests[:_SHOWN]) or f"exit code {facts.exit_code}"
-        return Rejection(ProofRefusal.FAILED, f"the run failed: {checks}")
+        did = "was undetermined" if statement.word == "UNDETERMINED" else "failed"
+        return Rejection(ProofRefusal.FAILED, f"the run {did}: {checks}")
     if predicate.result == "WARNED" and terms.policy.warnings == "refuse":
         why = f"the policy refuses warnings: {', '.join(predicate.warned_tests[:_SHOWN])}"
         return Rejection(ProofRefusal.FAILED, why)
@@ -301,7 +302,7 @@ def _taken_back(statement: Statement, fails: Sequence[JudgedProof], terms: Proof
         facts = fail.statement.facts
         claimed = {*statement.predicate.passed_tests, *statement.predicate.warned_tests}
         lower = LEVELS.index(statement.facts.level) < LEVELS.index(facts.level)
-        if lower and not claimed.intersection(fail.statement.failed):
+        if fail.statement.word == "UNDETERMINED" or (lower and not claimed.intersection(fail.statement.failed)):
             continue
         if facts.mode in (statement.facts.mode, "unknown") and concerns(facts, node, terms.matrix):
             checks = ", ".join(fail.statement.failed[:_SHOWN])

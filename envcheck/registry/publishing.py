@@ -94,8 +94,11 @@ def catalogue() -> dict[str, str]:
     return {module.id: module.check.level for module in discover()}
 
 
-def refuse_unpublishable(report: RunReport) -> None:
-    """Raise UnprovableError for a report that proves nothing of any image, whichever a registry has."""
+def refuse_unpublishable(report: RunReport, *, undetermined: bool = False) -> None:
+    """Raise UnprovableError for a report that proves nothing of any image, whichever a registry has.
+
+    One of exit 3 says neither that the image holds nor that it fails; with `undetermined` it is published as that.
+    """
     if report.target.kind != "image":
         message = f"the report is of a Python ({report.target.name}), not of an image"
         raise UnprovableError(message, fix="run `envcheck run --image REF`")
@@ -110,18 +113,20 @@ def refuse_unpublishable(report: RunReport) -> None:
         raise UnprovableError(message, fix=_AGAIN)
     if why := contradiction(report):
         raise UnprovableError(why, fix="publish the file that `envcheck run` wrote")
-    if report.verdict.exit_code == UnavailableError.exit_code:
+    if report.verdict.exit_code == UnavailableError.exit_code and not undetermined:
         message = f"the run is undetermined ({report.verdict.sentence}), which neither proves nor revokes"
-        raise UnprovableError(message, fix="run it again")
+        raise UnprovableError(message, fix="run it again, or pass --undetermined to attach it as such")
     if report.mode == "cpu" and report.plan.require_gpu:
         message = "the run required a GPU, and torch saw none: the node failed, and nothing is known of the image"
         raise UnprovableError(message, fix="run it on a node whose GPUs torch sees")
 
 
-def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | None = None) -> Statement:
+def state(
+    packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | None = None, *, undetermined: bool = False
+) -> Statement:
     """Return what the report says of the image. Raises UnprovableError where it cannot be published."""
     report = packed.report
-    refuse_unpublishable(report)
+    refuse_unpublishable(report, undetermined=undetermined)
     ran(report, [image])
     missing = _missing(report, catalogue() if levels is None else levels)
     covers, level, cell = _covers(report), _level(report, missing), _cell(report)
@@ -281,12 +286,14 @@ class PreparedProof(LightRecord, frozen=True):
     statement: Statement
 
 
-def prepare(repository: Repository, tag_or_digest: str, report: RunReport) -> PreparedProof:
+def prepare(
+    repository: Repository, tag_or_digest: str, report: RunReport, *, undetermined: bool = False
+) -> PreparedProof:
     """Return what the report says of the image that it ran. Nothing is written."""
-    refuse_unpublishable(report)
+    refuse_unpublishable(report, undetermined=undetermined)
     image = ran(report, remote_images(repository, tag_or_digest, image_arch(report)))
     packed = pack(report)
-    return PreparedProof(image, packed, state(packed, image))
+    return PreparedProof(image, packed, state(packed, image, undetermined=undetermined))
 
 
 def publish(repository: Repository, one: PreparedProof, by: PrivateKey | KeylessSigner) -> Publication:

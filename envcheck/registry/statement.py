@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
+from envcheck.errors import UnavailableError
 from envcheck.struct_types import LightRecord, know_types
 
 
@@ -137,7 +138,7 @@ class ReportReference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProofFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Envcheck's own fields. `exit_code` is that of `envcheck run`.
+    """Envcheck's own fields. `exit_code` is that of `envcheck run`: 1 a check failed, 3 undetermined.
 
     `undetermined` are those of the failed tests that did not fail.
     """
@@ -197,6 +198,12 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
     def failed(self) -> list[str]:
         """Return the checks that failed; what was undetermined is not among them."""
         return [check for check in self.predicate.failed_tests if check not in self.facts.undetermined]
+
+    @property
+    def word(self) -> str:
+        """Return PASSED, WARNED, FAILED or, where no check failed and it could not be told, UNDETERMINED."""
+        undetermined = self.facts.exit_code == UnavailableError.exit_code and not self.failed
+        return "UNDETERMINED" if undetermined else self.predicate.result
 
 
 class _AnySubject(msgspec.Struct):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 
 from envcheck import safe_files
-from envcheck.checks import ERROR, FAIL, SKIP, Check, Limit, Outcome, View, failed, passed, undecided
+from envcheck.checks import ERROR, FAIL, SKIP, Check, Limit, Outcome, View, failed, passed, undecided, worst
 from envcheck.checks.env import disk_read
 from envcheck.checks.node import infiniband
 from envcheck.checks.support import process_group
@@ -37,8 +37,8 @@ Count = Annotated[int, msgspec.Meta(gt=0)]
 _GIB: Final = 1 << 30
 _NODE_FIX: Final = "compare the node with what was ordered; correct the file if it asks for too much"
 _MOUNT_FIX: Final = "mount what was ordered (`findmnt`, /etc/fstab), or correct the file"
-# Seconds beyond a signal's own: an automounter asks a server first, which may be slow to answer.
-_LONGER: Final = 50.0
+# disk-read writes for 20 s and reads for 20 s at most; the rest is for a server that is slow to answer.
+_MOUNT_SECONDS: Final = 60.0
 _MOUNTED: Final = signal_source.fields(point=signal_source.string, kind=signal_source.string)
 _MEASURED_FIX: Final = "compare the node with what was ordered; see also the check {of}"
 _RUN: Final = "run it with a level that has the check {of}, or with --only {of}"
@@ -95,10 +95,15 @@ class NetworkDemand(_Table):
 
 
 class MountDemand(_Table):
-    """A file system that is mounted at `path` or above it, of this type (as in /proc/mounts)."""
+    """A file system that is mounted at `path` or above it, of this type (as in /proc/mounts) and at least so fast.
+
+    Where a speed is demanded, a file of at most 1 GiB is written there, synced, and read past the page cache.
+    """
 
     path: str
     type: str | None = None
+    read_gb_s: Some | None = None
+    write_gb_s: Some | None = None
 
 
 class Requirements(_Table):
@@ -164,10 +169,11 @@ def node_checks(requirements: Requirements) -> list[CheckModule]:
     """Return a check for each demand, to be run with the others."""
     return [
         CheckModule(
-            *(f"require-{name}", "node", Check(promise=promise, level="static", seconds=0.01), judge),
+            *(f"require-{name}", "node", Check(promise=promise, level="static", seconds=seconds), judge),
             *(f"Asked for by {requirements.name}.", "", PROFILES),
         )
         for name, promise, judge in _on_node(requirements)
+        for seconds in [5.0 if name.startswith("mount-") else 0.01]
     ]
 
 
@@ -256,32 +262,87 @@ def _network(source: str, demand: NetworkDemand, view: View) -> Outcome:
 
 
 def with_mounts(mounts: Iterable[MountDemand], collect: Callable[[], Snapshot]) -> Snapshot:
-    """Return the snapshot with a signal for each mount that is demanded."""
+    """Return the snapshot with a signal for each mount that is demanded; they are measured one after the other."""
     snapshot = collect()
-    sources = {
-        f"mount.{number}": Source(_MOUNTED, functools.partial(_read_mount, mount.path), mount.path, longer=_LONGER)
-        for number, mount in enumerate(mounts)
-    }
-    found = signal_source.read(signal_source.each(sources)).signals
-    return dataclasses.replace(snapshot, signals={**snapshot.signals, **found})
+    for number, mount in enumerate(mounts):
+        name = f"mount.{number}"
+        signal = _asked(name, mount)
+        if _short(mount, signal.value):  # the worker starts meanwhile, and may have been in the way
+            signal = dataclasses.replace(signal, value=_faster(signal.value, _asked(name, mount).value))
+        snapshot = dataclasses.replace(snapshot, signals={**snapshot.signals, name: signal})
+    return snapshot
 
 
-def _read_mount(path: str) -> dict[str, str]:
-    Path(path).stat()  # what is not there is no part of the file system above it
-    point, kind = disk_read.mounted(path)
-    return {"point": point, "kind": kind}
+def _asked(name: str, mount: MountDemand) -> Signal:
+    (task,) = signal_source.each({name: Source(_MOUNTED, functools.partial(_read_mount, mount), mount.path)})
+    return signal_source.read([task._replace(timeout=_MOUNT_SECONDS)]).signals[name]
+
+
+def _speed(found: Any, size: str, seconds: str) -> float:
+    """Return GB/s, 0 where nothing was measured."""
+    taken = [_table(found, "").get(one) for one in (size, seconds)]
+    return taken[0] / taken[1] / 1e9 if all(map(process_group.positive, taken)) else 0.0
+
+
+def _short(mount: MountDemand, found: Any) -> bool:
+    speeds = (
+        (mount.read_gb_s, _speed(found, "read", "seconds")),
+        (mount.write_gb_s, _speed(found, "written", "writing")),
+    )
+    return any(least is not None and 0 < speed < least for least, speed in speeds)
+
+
+def _faster(first: dict[str, Any], again: Any) -> dict[str, Any]:
+    """Return what was found first, with each speed from where it is faster; other bytes stay other bytes."""
+    found, again = dict(first), _table(again, "")
+    for size, seconds, *more in (("read", "seconds", "direct"), ("written", "writing")):
+        if _speed(again, size, seconds) > _speed(first, size, seconds):
+            found.update({name: again.get(name) for name in (size, seconds, *more)})
+    return {**found, "same": False} if again.get("same") is False else found
+
+
+def _read_mount(mount: MountDemand) -> dict[str, Any]:
+    Path(mount.path).stat()  # what is not there is no part of the file system above it
+    point, kind = disk_read.mounted(mount.path)
+    speeds = disk_read.measured_at(mount.path) if mount.read_gb_s or mount.write_gb_s else {}
+    return {"point": point, "kind": kind, **speeds}
 
 
 def _mount(source: str, demand: MountDemand, number: int, view: View) -> Outcome:
-    """Judge a mount's type; a path on the root file system has nothing mounted."""
-    signal, path = view.snapshot.signal(f"mount.{number}"), demand.path
-    kind, point = (_table(signal.value, "").get(name) for name in ("kind", "point"))
+    """Judge a mount's type, its bytes and its speeds; a path on the root file system has nothing mounted."""
+    signal = view.snapshot.signal(f"mount.{number}")
+    found, path = _table(signal.value, ""), demand.path
+    kind, point = found.get("kind"), found.get("point")
     if not isinstance(kind, str):
         return _unread(signal.reason or f"{path}: read as {str(signal.value)[:40]}")
+    wanted = Limit(demand.type or "a mount", "", source, "equal")
     on_root = point == "/" and path != "/"
     what = f"{path}: {'nothing is mounted there, it lies on the root file system, ' if on_root else ''}{kind}"
-    limit, met = Limit(demand.type or "a mount", "", source, "equal"), not on_root and demand.type in (None, kind)
-    return _held(what, limit, kind, met=met, fix=_MOUNT_FIX)
+    findings = [_held(what, wanted, kind, met=not on_root and demand.type in (None, kind), fix=_MOUNT_FIX)]
+    if found.get("same") is False:
+        fix = "look at `dmesg`, and at the file system's servers"
+        findings.append(failed(f"{path} gave back other bytes than were written", fix=fix, code="require.mount-data"))
+    for way, least, size, seconds in (
+        ("read", demand.read_gb_s, "read", "seconds"),
+        ("write", demand.write_gb_s, "written", "writing"),
+    ):
+        if least is None:
+            continue
+        speed = _speed(found, size, seconds)
+        if not speed:
+            why = f"{path}: no {way} was measured: it is memory, or too little is free ({found.get('free')} B)"
+            findings.append(undecided(why, fix=_MOUNT_FIX, code="require.unmeasured"))
+            continue
+        speed = round(speed, 4)
+        # What is too slow out of memory is too slow off the disk.
+        sure = found.get("direct") is True and speed <= disk_read.CEILING
+        if way == "read" and speed >= least and not sure:
+            why = f"{path}: {speed:g} GB/s may have come out of memory (no O_DIRECT)"
+            findings.append(undecided(why, fix=_MOUNT_FIX, code="require.unmeasured"))
+            continue
+        limit = Limit(least, "GB/s", source)
+        findings.append(_held(f"{path} ({kind}): {way} {speed:g} GB/s", limit, speed, met=speed >= least))
+    return worst(findings, otherwise=findings[0])
 
 
 def _count(source: str, count: int, view: View) -> Outcome:

@@ -40,7 +40,7 @@ def test_what_is_not_there_ends_with_2_in_every_command(run: Run, tmp_path: Path
     torch = ["resolve --torch 9.9 --no-here", "resolve --torch 9.9 --no-here --json", "matrix show --torch 9.9"]
     cell = [f"{name} torch9.9.9-cpu-py311" for name in ("images", "images sbom", "build", "render", "lock", "fetch")]
     file = [f"report {name}" for name in ("show", "judge", "redact", "convert --format junit")]
-    file += ["run --dry-run --requirements", "run --dry-run --python", "fleet report"]
+    file += ["run --dry-run --baseline", "run --dry-run --requirements", "run --dry-run --python", "fleet report"]
     file += ["mirror doctor", "mirror show", "resolve --from", "matrix wheel"]
     other = ["checks nope", "run --only nope", "schema nope", "resolve --gpu nope", "mirror show nope", "nope"]
     codes = {line: run(*line.split())[0] for line in [*torch, *cell, *(f"{name} {none}" for name in file), *other]}

@@ -125,7 +125,7 @@ LINES = (
     "/data/{a}/{b}: Permission denied; chown {user}",
     "{user}@{host}: /etc/{a}/{b}.conf, /run/{a}.pid, /dev/shm/{b}, /root/{a}",
     'File "/{a}/my {b}/x.py", line 3',
-    "Invalid value for '--requirements': File {given!r} does not exist.",
+    "Invalid value for '--baseline': File {given!r} does not exist.",
     "{host}:29500 refused /home/{user}/{b}",
 )
 

@@ -157,25 +157,34 @@ def test_a_full_disk_makes_a_pass_undetermined_and_takes_no_failure_back(
         assert failed.stderr.startswith("envcheck: /dev/full: No space left on device; check the path")
 
 
-def test_a_run_is_held_against_an_earlier_one(run: Envcheck, tmp_path: Path) -> None:
+def test_a_run_is_held_against_its_baseline(run: Envcheck, tmp_path: Path) -> None:
     (tmp_path / "site" / "node").mkdir(parents=True)
+    check = tmp_path / "site" / "node" / "speed.py"
     text = '"""Slow."""\nfrom envcheck.checks import Check, passed\nCHECK = Check(promise="fast", level="quick")\n'
     text += 'def judge(view):\n    return passed("ran", value={}, unit="GB/s")\n'
-    for name, check, speed in (("good", "speed", 100.0), ("slow", "speed", 40.0), ("apart", "other", 1.0)):
-        (tmp_path / "site" / "node" / f"{check}.py").write_text(text.format(speed))
-        files = ("--output", f"{name}.json", "--html", f"{name}.html")
-        assert run("run", "--checks", "site", "--only", check, *files).returncode == 0
+    check.write_text(text.format(100.0))
+    argv = ("run", "--checks", "site", "--only", "speed")
+    assert run(*argv, "--output", "good.json", "--html", "good.html").returncode == 0
     assert (tmp_path / "good.html").read_text().startswith("<!DOCTYPE html>")
-    told = {after: run("report", "compare", "good.json", f"{after}.json") for after in ("good", "slow", "apart")}
-    assert {after: done.returncode for after, done in told.items()} == {"good": 0, "slow": 1, "apart": 3}
-    assert "speed value: -60.0%" in told["slow"].stdout
-    assert told["apart"].stdout.splitlines()[-1] == "no match; compared 0 checks and speeds"
+    assert run(*argv, "--baseline", "good.json").returncode == 0
+    check.write_text(text.format(40.0))
+    slower = run(*argv, "--baseline", "good.json")
+    assert slower.returncode == 1
+    assert "speed value: -60.0%" in slower.stdout
+    (tmp_path / "site" / "node" / "other.py").write_text(text.format(1.0))
+    apart = run("run", "--checks", "site", "--only", "other", "--baseline", "good.json")
+    assert (apart.returncode, apart.stdout.splitlines()[-1]) == (3, "no match; compared 0 checks and speeds")
+    broken = run(*argv, "--baseline", "none.json")
+    assert (broken.returncode, len(broken.stderr.splitlines())) == (2, 1)
 
 
 @pytest.mark.parametrize(
     "argv",
     [
-        ["report", "judge", "r.json", "--output", "link.json"],
+        ["run", "--only", "shm", "--baseline", "r.json", "--output", "r.json"],
+        ["run", "--only", "shm", "--baseline", "envcheck-report.json"],
+        ["run", "--only", "shm", "--baseline", "link.json", "--output", "r.json"],
+        ["run", "--only", "shm", "--baseline", "r.json", "--html", "r.json"],
         ["report", "judge", "r.json", "--output", "r.json"],
         ["report", "redact", "r.json", "--output", "./r.json"],
         ["report", "convert", "r.json", "--format", "html", "--output", "link.json"],

@@ -235,6 +235,8 @@ def test_each_of_several_nodes_prints_one_line(run: Envcheck, add: Add, tmp_path
     step |= {"SLURM_NNODES": "4", "SLURM_STEP_NUM_NODES": "4", "SLURM_TASKS_PER_NODE": "1(x4)", "SLURMD_NODENAME": "n3"}
     done = run(*own(tmp_path, "mine"), "--output", "reports/", **step)
     assert done.stdout == "n3: FAIL: mine (on CPU; no GPU was tested); reports/n3.json\n", done.stderr
+    again = run(*own(tmp_path, "mine"), "--output", "again/", "--baseline", "reports/n3.json", **step)
+    assert [line.partition(": ")[0] for line in again.stdout.splitlines()] == ["n3", "n3"], again.stdout
     secret = run(*own(tmp_path, "mine"), "--output", f"{tmp_path}/treasure/", "--redact", **step)
     assert "FAIL: " in secret.stdout
     assert "treasure" not in secret.stdout
@@ -254,6 +256,8 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(run: Envcheck, add: Ad
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--baseline", "no.json"], "cannot read no.json: No such file or directory"),
+        (["--baseline", "bad"], "bad is not a report"),
         (["--requirements", "no.toml"], "no requirements at no.toml"),
         (["--requirements", "bad"], "bad: Invalid statement"),
         (["--resume", "--output", "bad"], "bad is not a report"),

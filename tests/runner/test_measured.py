@@ -108,36 +108,76 @@ def test_every_measured_field_of_a_file_becomes_its_demand(tmp_path: Path) -> No
     assert requirements.measured_demands(requirements.Requirements()) == []
 
 
-DATA = {"point": "/data", "kind": "lustre"}
+GB = 10**9
+DATA = {
+    "point": "/data",
+    "kind": "lustre",
+    "written": GB,
+    "writing": 0.5,
+    "read": GB,
+    "seconds": 0.25,
+    "same": True,
+    "direct": True,
+}
 
 
 @each(
     "found, status, words",
     [
-        (DATA, PASS, "/data: lustre"),
+        (DATA, PASS, "/data: lustre|read 4 GB/s|write 2 GB/s"),
         ({**DATA, "point": "/"}, FAIL, "nothing is mounted there"),
         ({**DATA, "kind": "nfs4"}, FAIL, "/data: nfs4"),
+        ({**DATA, "seconds": 0.51}, FAIL, "read 1.9608 GB/s"),
+        ({**DATA, "writing": 1.1}, FAIL, "write 0.9091 GB/s"),
+        ({**DATA, "same": False}, FAIL, "other bytes"),
+        ({**DATA, "direct": False}, ERROR, "4 GB/s may have come out of memory"),
+        ({**DATA, "direct": False, "seconds": 0.51}, FAIL, "read 1.9608 GB/s"),
+        ({**DATA, "seconds": 0.001}, ERROR, "1000 GB/s may have come out of memory"),
+        ({"point": "/data", "kind": "lustre", "free": 5}, ERROR, "too little is free (5 B)"),
+        ({**DATA, "writing": math.nan}, ERROR, "no write was measured"),
         ({}, ERROR, "read as {}"),
         (None, ERROR, "no answer in 60 s"),
     ],
 )
-def test_a_mount_is_held_to_its_type(found: Any, status: str, words: str) -> None:
-    demand = requirements.MountDemand(path="/data", type="lustre")
+def test_a_mount_is_held_to_its_type_its_bytes_and_its_speeds(found: Any, status: str, words: str) -> None:
+    demand = requirements.MountDemand(path="/data", type="lustre", read_gb_s=2, write_gb_s=1)
     (check,) = requirements.node_checks(requirements.Requirements(mounts=[demand], name="ours"))
     signal = Signal(reason="no answer in 60 s") if found is None else Signal(found)
     outcome = check.judge(View(Snapshot(signals={"mount.0": signal})))
     assert (outcome.status, bool(outcome.remedy)) == (status, status != PASS)
-    assert words in outcome.summary
+    said = " ".join(one.summary for one in outcome.findings or (outcome,))
+    assert all(word in said for word in words.split("|")), said
 
 
-def test_a_mount_is_looked_up(tmp_path: Path) -> None:
-    here, gone = (requirements.MountDemand(path=str(tmp_path / at)) for at in ("", "gone"))
+def test_a_mount_that_falls_short_is_measured_again_and_the_faster_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    demand = requirements.MountDemand(path="/data", read_gb_s=2, write_gb_s=1)
+    slow = {**DATA, "seconds": 1.0, "writing": 0.5}
+    for found, expected in (
+        ([DATA], DATA),
+        ([slow, {**DATA, "writing": 2.0}], DATA),
+        ([slow, {**slow, "seconds": 1.5, "same": False}], {**slow, "same": False}),
+        ([slow, {}], slow),
+    ):
+        told = iter(found)
+        monkeypatch.setattr(requirements, "_read_mount", lambda _mount, told=told: dict(next(told)))
+        assert requirements.with_mounts([demand], Snapshot).signal("mount.0").value == expected
+        assert next(told, None) is None
+
+
+def test_a_mount_is_written_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_read, "MOST", disk_read.LEAST)
+    monkeypatch.setattr(disk_read, "mounted", lambda _where: ("/", "ext4"))
+    here, gone = (requirements.MountDemand(path=str(tmp_path / at), write_gb_s=1) for at in ("", "gone"))
     snapshot = requirements.with_mounts([here, gone], Snapshot)
-    assert snapshot.signal("mount.0").value["point"].startswith("/")
+    measured = snapshot.signal("mount.0").value
+    assert (measured["same"], measured["written"]) == (True, disk_read.LEAST)
+    assert min(measured["writing"], measured["seconds"]) > 0
     assert "No such file or directory" in str(snapshot.signal("mount.1").reason)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
     (tmp_path / "mounts").write_text("/dev/a / ext4 rw\nauto /data autofs rw\nserver:/d /data nfs4 rw\n")
     assert disk_read.mounted("/data/here", str(tmp_path / "mounts")) == ("/data", "nfs4")
-    for wrong in ('path = "data"', 'path = "/data"\nspeed = 1'):
+    for wrong in ('path = "data"', 'path = "/data"\nread_gb_s = inf', 'path = "/data"\nspeed = 1'):
         (tmp_path / "ours.toml").write_text(f"[[mounts]]\n{wrong}\n")
         with pytest.raises(ConfigError, match="mounts"):
             requirements.read(str(tmp_path / "ours.toml"))

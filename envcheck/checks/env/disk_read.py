@@ -40,18 +40,22 @@ _FIX = "put data and checkpoints on local NVMe or a parallel file system, and st
 
 
 def measure(rank: Rank) -> Measured:
-    """Return how fast a file of at most a tenth of what is free is read in the work directory."""
+    """Return how fast a file is written and read in the work directory."""
     started = os.environ.get("PWD", "")
     where = started if os.path.isdir(started) and os.access(started, os.W_OK) else rank.scratch  # noqa: PTH112 (no Path)
+    return {"rank": rank.rank, "here": where != rank.scratch, **measured_at(where)}
+
+
+def measured_at(where: str) -> Measured:
+    """Write a file of at most a tenth of what is free, and return how fast it is read; it has no name by then."""
     state = os.statvfs(where)
     kind, size = mounted(where)[1], min(MOST, state.f_bavail * state.f_frsize // 10) // BLOCK * BLOCK
-    told: Measured = {"rank": rank.rank, "here": where != rank.scratch, "kind": kind}
     if kind in MEMORY or size < LEAST:
-        return {**told, "free": state.f_bavail * state.f_frsize}
+        return {"kind": kind, "free": state.f_bavail * state.f_frsize}
     descriptor, path = tempfile.mkstemp(prefix=".envcheck-", dir=where)
     try:
         os.unlink(path)  # noqa: PTH108 (nothing is left of it, whatever happens from here on)
-        return {**told, **_measured(descriptor, size)}
+        return {"kind": kind, **_measured(descriptor, size)}
     finally:
         os.close(descriptor)
 

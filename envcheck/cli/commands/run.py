@@ -13,6 +13,7 @@ from envcheck import __version__
 from envcheck.checks import LEVELS
 from envcheck.cli import Settings, report_output
 from envcheck.cli.options import (
+    FILE,
     ChecksDirectory,
     Duration,
     EnvironmentOptions,
@@ -31,8 +32,9 @@ from envcheck.fleet.gate import keep_run
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.node.collect import collect
 from envcheck.reports import terminal
+from envcheck.reports.compare import compare, lines
 from envcheck.reports.model import RunReport, encode, load, report_of, run_of
-from envcheck.reports.redact import redact
+from envcheck.reports.redact import learn, redact
 from envcheck.runner.container import shown_gpus
 from envcheck.runner.execute import Run, validate
 from envcheck.runner.launcher import Place
@@ -63,6 +65,7 @@ class RunOptions(EnvironmentOptions):
     skip: Annotated[tuple[str, ...], Option("Leave this check out. Repeatable.", **_CHECK)] = ()
     checks: ChecksDirectory = None
     requirements: Annotated[str | None, Option("What the node must have: TOML, or hgx-h100.", metavar="FILE")] = None
+    baseline: Annotated[Path | None, Option("Fail if slower or worse than this report.", type=FILE)] = None
     resume: Annotated[bool, Option("Continue an unfinished run from its report.")] = False
     repeat: Annotated[int, Option("Repeat N times; the worst counts.", metavar="N", type=click.IntRange(1))] = 1
     duration: Annotated[float | None, Option("Repeat for so long, e.g. 10m; the worst counts.", type=Duration())] = None
@@ -93,6 +96,10 @@ def command(options: RunOptions, settings: Settings) -> int:
         options = replace(options, as_json=True)
     run = Run(_planned(options, settings.matrix))
     places = _destinations(options, launched)
+    # Read before anything is measured, or this report is written over it.
+    earlier = load(options.baseline) if options.baseline else None
+    if earlier and options.nameless:
+        learn(earlier, process.names())
     going_on = _resume(run, places.report or report_output.DEFAULT) if options.resume else None
     facts = run.asked.target.facts
     facts = structs.replace(facts, name=last_line(facts.name), chosen=last_line(facts.chosen))
@@ -110,7 +117,7 @@ def command(options: RunOptions, settings: Settings) -> int:
         click.echo(going_on, err=to_stderr)
     if options.dry_run:
         return 0
-    code = _run_and_report(run, places, options, replace(settings, quiet=quiet))
+    code = _run_and_report(run, places, earlier, options, replace(settings, quiet=quiet))
     # The verdict is kept for `envcheck fleet gate`, unless checks were left out or names are not to be written.
     partly = options.only or options.skip or options.budget is not None or options.timeout is not None
     if not (partly or options.nameless):
@@ -131,6 +138,7 @@ def _destinations(options: RunOptions, launched: Place) -> Destinations:
             where = report_output.destination(output, output.path, node, option, name=name, dry=options.dry_run)
             formats |= {name: where} if where else {}
     report_output.apart(
+        baseline=options.baseline,
         requirements=Path(options.requirements) if options.requirements else None,
         output=report,
         html=formats.get("html"),
@@ -188,7 +196,9 @@ def _resume(run: Run, path: Path) -> str:
     return f"continuing {path}: {run.done} of {counted(len(run.asked.plan.checks), 'check')} done"
 
 
-def _run_and_report(run: Run, files: Destinations, options: RunOptions, settings: Settings) -> int:
+def _run_and_report(
+    run: Run, files: Destinations, before: RunReport | None, options: RunOptions, settings: Settings
+) -> int:
     quiet, interrupted = settings.quiet, None
     with terminal.Progress(run.asked.plan) as progress:
         keeper = terminal.LiveReport(run, files.report, progress, files.redacted)
@@ -196,7 +206,8 @@ def _run_and_report(run: Run, files: Destinations, options: RunOptions, settings
             validate(run, functools.partial(with_mounts, run.asked.mounts, collect), keeper)
         except KeyboardInterrupt as how:
             interrupted = how
-    kept = files.redacted(report_of(run))
+    report = report_of(run)
+    kept = files.redacted(report)
     # Nothing is printed of how it ended before all of it is written.
     failed, option = (keeper.failed, "--output") if keeper.failed else report_output.unwritten(kept, files.formats)
     if failed is not None:
@@ -206,10 +217,8 @@ def _run_and_report(run: Run, files: Destinations, options: RunOptions, settings
     if options.as_json:
         click.echo(encode(kept), nl=False)
     elif quiet:
-        # Other nodes may say theirs beside it.
-        place, where = kept.host.place, f"; {files.report}" if files.report else ""
-        among = f"{place.node or kept.host.name}: {kept.verdict.sentence}{where}"
-        click.echo(last_line(among if place.several_nodes else kept.verdict.sentence))
+        where = f"; {files.report}" if files.report and kept.host.place.several_nodes else ""
+        click.echo(last_line(f"{_before(kept)}{kept.verdict.sentence}{where}"))
     else:
         lines = report_output.written(files) if failed is None else []
         console = process.console(width=terminal.width(), highlight=False)
@@ -218,7 +227,24 @@ def _run_and_report(run: Run, files: Destinations, options: RunOptions, settings
         if files.report is not None and not quiet:
             say("interrupted; run the same command with --resume to continue")
         return process.status_of(interrupted)
-    return kept.verdict.exit_code
+    if failed is not None or before is None:
+        return kept.verdict.exit_code
+    return _held_against(before, report, err=options.as_json, quiet=quiet)
+
+
+def _before(report: RunReport) -> str:
+    """Return what a line begins with where other nodes say theirs beside it: the node."""
+    where = report.host.place
+    return f"{where.node or report.host.name}: " if where.several_nodes else ""
+
+
+def _held_against(earlier: RunReport, report: RunReport, *, err: bool, quiet: bool) -> int:
+    """Print what changed since the baseline; return 1 where anything got worse, 3 where nothing could be compared."""
+    comparison = compare(earlier, report)
+    told = lines(comparison)
+    told = [f"{_before(report)}{told[-1]}"] if quiet else ["", "Since the baseline", *told]
+    click.echo("\n".join(map(last_line, told)), err=err)
+    return 1 if comparison.regressions else report.verdict.exit_code or comparison.exit_code
 
 
 def _not_passed(report: RunReport) -> RunReport:

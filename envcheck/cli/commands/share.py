@@ -66,6 +66,7 @@ class PublishOptions:
     keyless: Annotated[bool, Option("Sign as this CI job, with its OIDC token and Sigstore.")] = False
     trust_config: Annotated[Path | None, Option("A Sigstore instance of your own, as ClientTrustConfig.")] = None
     policy: Annotated[Path | None, Option("Exit 1 unless the proof holds by it for the node that ran.")] = None
+    undetermined: Annotated[bool, Option("Attach a report of exit 3 too; it neither proves nor revokes.")] = False
     mirror: _Mirror = "user"
     as_json: Annotated[bool, Option("--json", "Print envcheck/publish/1.")] = False
 
@@ -85,7 +86,7 @@ def publish(options: PublishOptions, settings: Settings) -> int:
     report, reference = load_report(options.report), parse_reference(options.reference)
     by = key or _keyless(options)
     repository = _repository(reference, options.mirror)
-    prepared = publishing.prepare(repository, reference.wanted, report)
+    prepared = publishing.prepare(repository, reference.wanted, report, undetermined=options.undetermined)
     done = publishing.publish(repository, prepared, by)
     judged = None
     try:
@@ -119,11 +120,11 @@ def _show_published(one: publishing.Publication, proof: JudgedProof | None, *, a
     refused = proof.refused if proof else None
     if as_json:
         read_back = {"holds": None if proof is None else refused is None, **_why(refused)}
-        row = {**msgspec.structs.asdict(one), "result": one.statement.predicate.result, **read_back}
+        row = {**msgspec.structs.asdict(one), "result": one.statement.word, **read_back}
         print_json({"schema": "envcheck/publish/1", "published": [row]})
         return
     _say(
-        f"published {one.statement.predicate.result} at level {one.statement.facts.level} beside",
+        f"published {one.statement.word} at level {one.statement.facts.level} beside",
         f"  {one.image}",
         f"  proof  {one.proof}",
         f"  signed by {one.signer}",
@@ -440,4 +441,4 @@ def _ran_on(proof: JudgedProof) -> str:
         return "is not trusted"
     facts, covers = proof.statement.facts, proof.statement.facts.covers
     where = f"{covers.gpu} x{covers.gpus}, driver {covers.driver}" if facts.mode == "gpu" else f"CPU {covers.arch}"
-    return f"{proof.statement.predicate.result.lower()}, level {facts.level}, {where}, {facts.ended}"
+    return f"{proof.statement.word.lower()}, level {facts.level}, {where}, {facts.ended}"

@@ -177,9 +177,12 @@ def test_a_label_does_not_make_another_torch_of_an_image(cell: str, torch: str, 
     assert state(ending(labelled, "fail")).predicate.result == "FAILED"
 
 
-def test_what_is_undetermined_is_refused() -> None:
-    assert "neither proves nor revokes" in refusal(ending(proofs.report(), "error"))
-    assert state(ending(proofs.report(), "fail")).predicate.result == "FAILED"
+def test_what_is_undetermined_is_refused_or_attached_as_such() -> None:
+    cut = ending(proofs.report(), "error")
+    assert "neither proves nor revokes" in refusal(cut)
+    stated = publishing.state(publishing.pack(cut), proofs.IMAGE, {}, undetermined=True)
+    assert (stated.word, stated.failed, stated.facts.undetermined) == ("UNDETERMINED", [], ["memlock"])
+    assert state(ending(proofs.report(), "fail")).word == "FAILED"
 
 
 def test_a_verdict_that_its_outcomes_contradict_is_refused() -> None:

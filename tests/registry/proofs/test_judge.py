@@ -186,13 +186,15 @@ def test_the_newer_one_counts_and_at_the_same_second_the_failure(
 def test_only_a_check_that_failed_takes_back_and_at_its_own_level(policy: Policy, key: PrivateKey) -> None:
     quick = structs.replace(policy, level="quick")
     fail = proofs.failed(proofs.stated(), **at(ENDED + MINUTE))
-    unsure = proofs.failed(proofs.stated(), **at(ENDED + MINUTE), undetermined=["memlock"])
+    undetermined = proofs.failed(proofs.stated(), **at(ENDED + MINUTE), undetermined=["memlock"])
+    facts = structs.replace(undetermined.facts, exit_code=3)
+    undetermined = structs.replace(undetermined, predicate=structs.replace(undetermined.predicate, envcheck=facts))
     without = [check for check in proofs.stated().predicate.passed_tests if check != "memlock"]
     for passed, level, newer, expected in (
         (None, "quick", fail, "failed-since"),  # it says that this check passed
         (without, "quick", fail, None),
         (without, "full", fail, "failed-since"),
-        (None, "quick", unsure, None),  # memlock did not fail
+        (None, "full", undetermined, None),
     ):
         changes: dict[str, Any] = {} if passed is None else {"passed_tests": passed}
         stated = proofs.stated(level=level, **changes)
