@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import msgspec
 from msgspec import structs
@@ -55,6 +55,9 @@ _ANNOTATIONS: Final = bundle_annotations(PREDICATE_TYPE)
 _MOST_CONFIG: Final = 4 << 20
 # Images for Linux in one index; each is two requests, and one index could name some 20,000.
 _MOST_PLATFORMS: Final = 100
+# How BuildKit marks what it says of a build in an index (its docs/attestations/attestation-storage.md).
+_ATTESTATION: Final = ("vnd.docker.reference.type", "attestation-manifest")
+_IN_TOTO: Final = "application/vnd.in-toto+json"
 
 
 class RemoteImage(LightRecord, frozen=True):
@@ -65,6 +68,7 @@ class RemoteImage(LightRecord, frozen=True):
     config: str
     arch: str
     index_digest: str | None = None
+    platform: tuple[str, str, str] = ("linux", "", "")
 
 
 class Attachment(LightRecord, frozen=True):
@@ -321,6 +325,46 @@ def remote_images(repository: Repository, tag_or_digest: str, arch: str | None =
     return [_remote(repository, repository.manifest(entry), manifest.digest) for entry in wanted]
 
 
+def whole_images(repository: Repository, tag_or_digest: str) -> list[RemoteImage]:
+    """Return every image that an engine could take by this name. Raise LyingError for what is no image for Linux.
+
+    Engines take an entry without a platform by its config, and compare names of platforms normalised.
+    """
+    manifest = repository.manifest(tag_or_digest)
+    if not manifest.is_index:
+        return [_remote(repository, manifest)]
+    documents.refuse_two_readings(manifest)
+    entries, images = manifest.index().manifests, list[RemoteImage]()
+    if len(entries) > 2 * _MOST_PLATFORMS:
+        _refuse_entry(repository, manifest.digest, f"the index has {len(entries)} entries")
+    for entry in entries:
+        stored = repository.manifest(entry)
+        if _is_attestation(entry, stored):
+            continue
+        image = _remote(repository, stored, manifest.digest)
+        stated = entry.platform.normal if entry.platform else image.platform
+        if image.platform[0] != "linux" or stated != image.platform:
+            named = ["/".join(filter(None, one)) for one in (image.platform, stated)]
+            what = f"is {named[0]} by its config and {named[1]} in the index"
+            _refuse_entry(repository, entry.digest, what)
+        images.append(image)
+    if not images:
+        _refuse_entry(repository, manifest.digest, "is an index of no image")
+    return images
+
+
+def _refuse_entry(repository: Repository, digest: str, what: str) -> NoReturn:
+    fix = "an alias must name images for Linux and attestations of their builder alone"
+    refuse(f"{repository.reference.name}@{digest} {what}", fix, LyingError)
+
+
+def _is_attestation(entry: Descriptor, stored: StoredManifest) -> bool:
+    """Tell whether an entry is what a builder says of an image: no engine runs it, whatever its platform."""
+    marked = (entry.annotations or {}).get(_ATTESTATION[0]) == _ATTESTATION[1]
+    nowhere = entry.platform is not None and entry.platform.normal[:2] == ("unknown", "unknown")
+    return marked and nowhere and all(layer.media_type == _IN_TOTO for layer in stored.image().layers)
+
+
 def _remote(repository: Repository, manifest: StoredManifest, index: str | None = None) -> RemoteImage:
     config = manifest.image().config
     try:
@@ -328,7 +372,9 @@ def _remote(repository: Repository, manifest: StoredManifest, index: str | None 
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         message = f"{repository.reference.name}@{manifest.digest}: its config is not that of an image"
         raise LyingError(message, fix="name an image; this is another artifact") from None
-    return RemoteImage(repository.reference.name, manifest.digest, config.digest, read.normal[1], index)
+    return RemoteImage(
+        repository.reference.name, manifest.digest, config.digest, read.normal[1], index, platform=read.normal
+    )
 
 
 def read_proofs(repository: Repository, digest: str, tags: Sequence[str] | None = None) -> list[ListedProof]:

@@ -8,7 +8,7 @@ import collections
 import datetime as dt
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -243,21 +243,32 @@ class GateResult(LightRecord, frozen=True):
         return f"{self.gpus.gpu} x{self.gpus.gpus}" if self.gpus.gpus else self.gpus.gpu
 
 
-def judge_gpus(gpus: NamedGpus, image: str, listed: Sequence[ListedProof], terms: ProofTerms) -> GateResult:
-    """Judge the image for GPUs that the policy names, whatever their driver."""
+def judge_gpus(gpus: NamedGpus, images: Mapping[str, Sequence[ListedProof]], terms: ProofTerms) -> GateResult:
+    """Judge the images for GPUs that the policy names, whatever their driver; one proof of one image suffices."""
     node = judge.NodeFacts(models=(gpus.gpu,), gpus=gpus.gpus) if gpus.gpus else None
-    judged = judge_image(listed, image, structs.replace(terms, node=node))
-    return GateResult(gpus, judged.chosen, judged.refused)
+    terms = structs.replace(terms, node=node)
+    judged = [judge_image(listed, image, terms) for image, listed in images.items()]
+    proof = next((one.chosen for one in judged if one.chosen), None)
+    return GateResult(gpus, proof, None if proof else judged[0].refused)
 
 
-def gate(repository: Repository, digest: str, terms: ProofTerms) -> list[GateResult]:
-    """Return, for each kind of GPUs that the policy names, or for any node, the proof that holds or why none does."""
-    if repository.manifest(digest).is_index:
-        message = f"{repository.reference.name}@{digest} is an index, of which each engine takes another image"
-        raise NotProvenError(message, fix="promote one image by its own digest, as `envcheck publish` prints it")
-    listed = read_proofs(repository, digest)
+def gate(repository: Repository, tag_or_digest: str, terms: ProofTerms) -> list[GateResult]:
+    """Return, for each kind of GPUs that the policy names, or for any node, the proof that holds or why none does.
+
+    Each image of an index has a result too where none of its proofs holds: engines take whichever fits their machine.
+    """
+    remotes = attachments.whole_images(repository, tag_or_digest)
+    if len({image.arch for image in remotes}) != len(remotes):
+        message = f"{repository.reference.name}@{tag_or_digest} has two images of one architecture"
+        raise NotProvenError(message, fix="promote one image by its own digest")
     kinds = terms.policy.promoted_on or (NamedGpus("any node", 0),)
-    return [judge_gpus(gpus, digest, listed, terms) for gpus in kinds]
+    images = {image.manifest: read_proofs(repository, image.manifest) for image in remotes}
+    found = [judge_gpus(gpus, images, terms) for gpus in kinds]
+    for image in remotes if len(remotes) > 1 else ():
+        alone = [judge_gpus(gpus, {image.manifest: images[image.manifest]}, terms) for gpus in kinds]
+        if all(one.refused for one in alone):
+            found.append(GateResult(NamedGpus(f"the image for {image.arch}", 0), None, alone[0].refused))
+    return found
 
 
 def promote(

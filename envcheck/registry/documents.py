@@ -5,6 +5,7 @@ Sources: OCI image-spec 1.1 (descriptor.md, manifest.md, image-index.md), and Do
 
 import binascii
 import hashlib
+import json
 import re
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
@@ -135,6 +136,7 @@ MOST_MANIFEST: Final = 4 << 20
 _D = TypeVar("_D")
 # A host's architecture as image manifests write it.
 ARCHS: Final = {"x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64"}
+_USUAL: Final = {"amd64": "v1", "arm64": "v8"}
 
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,11 +144,14 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True):
 
     architecture: Annotated[str, msgspec.Meta(max_length=64)] = ""
     os: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    variant: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
     @property
-    def normal(self) -> tuple[str, str]:
-        """Return os and architecture as engines compare them (containerd's platforms.Normalize)."""
-        return self.os.lower() or "linux", ARCHS.get(self.architecture.lower(), self.architecture.lower())
+    def normal(self) -> tuple[str, str, str]:
+        """Return os, architecture and variant as engines compare them (containerd's platforms.Normalize)."""
+        arch = ARCHS.get(self.architecture.lower(), self.architecture.lower())
+        variant = f"v{self.variant.lower().removeprefix('v')}" if self.variant else ""
+        return self.os.lower() or "linux", arch, "" if variant == _USUAL.get(arch) else variant
 
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -157,6 +162,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     size: Annotated[int, msgspec.Meta(ge=0)]
     platform: Platform | None = None
     data: str = ""
+    annotations: dict[str, Any] | None = None  # others write null, and values that are no text
 
     @property
     def content(self) -> bytes | None:
@@ -254,6 +260,19 @@ def read_manifest(content: bytes, content_type: str, where: str) -> StoredManife
     if any(part is not None for part in foreign):
         refuse(f"{where} can be read as an image and as an index", TAMPERED, LyingError)
     return StoredManifest(content, digest, media_type)
+
+
+def refuse_two_readings(manifest: StoredManifest) -> None:
+    """Raise LyingError where keys differ in their case alone: engines in Go take the last, msgspec the exact one."""
+
+    def once(pairs: list[tuple[str, Any]]) -> None:
+        if len({name.casefold() for name, _ in pairs}) < len(pairs):
+            refuse(f"{manifest.digest} can be read in two ways: a key is there twice", TAMPERED, LyingError)
+
+    try:
+        json.loads(manifest.content, object_pairs_hook=once)
+    except (RecursionError, ValueError):  # a number of over 4300 digits is one
+        refuse(f"{manifest.digest} is nested too deeply, or has a number that is too long", TAMPERED, LyingError)
 
 
 def encode(document: object) -> bytes:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from envcheck.registry.attachments import fallback_tag
-from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, StoredManifest
+from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, ImageManifest, StoredManifest, encode
 from envcheck.registry.repository import Repository
 from tests.registries import program, stored_blob
-from tests.registry.oci.fakes import push_index
+from tests.registry.oci.fakes import push_image, push_index
 from tests.registry.site import Site
 
 pytestmark = pytest.mark.tools
@@ -144,14 +145,69 @@ def test_a_promotion_wants_a_proof_for_each_of_the_policys_gpus(site: Site) -> N
     assert "stable" not in site.repository.tags()
 
 
-def test_of_an_index_its_image_is_promoted_alone(site: Site) -> None:
+def test_an_index_is_proven_and_promoted_by_its_image(site: Site) -> None:
     index = push_index(site.repository, "index", amd64="one")
     image = site.image("one")
     assert site.publish(image)[0] == 0
-    status, message = site.promote(index, "--to", "stable")
-    assert (status, "is an index" in message, "stable" in site.repository.tags()) == (1, True, False), message
-    assert site.promote(image, "--to", "stable")[0] == 0
+    assert site.promote(index, "--to", "stable")[0] == 0
     assert site.chosen(f"{site.name}:stable") == site.chosen() == image.digest
+
+
+# Entries that an engine takes or that no builder writes, beside a proven image for amd64; and how each is refused.
+STRANGERS: dict[str, tuple[dict[str, Any], str]] = {
+    "other spelling": ({"platform": {"os": "Linux", "architecture": "aarch64"}}, "the image for arm64: no-proof"),
+    "another variant": (
+        {"platform": {"os": "linux", "architecture": "arm64", "variant": "v9"}},
+        "is linux/arm64 by its config and linux/arm64/v9 in the index",
+    ),
+    "the usual variant": (
+        {"platform": {"os": "linux", "architecture": "aarch64", "variant": "8"}},
+        "the image for arm64: no-proof",
+    ),
+    "without a platform": ({}, "the image for arm64: no-proof"),
+    "what its config denies": ({"platform": {"os": "linux", "architecture": "s390x"}}, "linux/arm64 by its config"),
+    "with annotations of null": ({"annotations": None}, "the image for arm64: no-proof"),
+    "called an attestation": (
+        {
+            "platform": {"os": "unknown", "architecture": "unknown"},
+            "annotations": {"vnd.docker.reference.type": "attestation-manifest"},
+        },
+        "linux/arm64 by its config",
+    ),
+}
+
+
+@pytest.mark.parametrize(("entry", "why"), STRANGERS.values(), ids=STRANGERS)
+def test_an_index_is_promoted_only_whole(on_disk: Site, entry: dict[str, Any], why: str) -> None:
+    site, proven = on_disk, on_disk.image("one")
+    assert site.publish(proven)[0] == 0
+    stranger = push_image(site.repository, "stranger", architecture="arm64")
+    rows = [
+        {"mediaType": one.media_type, "digest": one.digest, "size": len(one.content), **more}
+        for one, more in ((proven, {"platform": {"os": "linux", "architecture": "x86_64"}}), (stranger, entry))
+    ]
+    content = json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": rows}).encode()
+    site.repository.push_manifest(content, OCI_INDEX, "both")
+    status, message = site.promote(site.repository.manifest("both"), "--to", "stable")
+    assert (status, why in message) == (1, True), message
+    assert "stable" not in site.repository.tags()
+
+
+def test_what_a_builder_says_of_its_image_is_promoted_with_it(on_disk: Site) -> None:
+    site, proven = on_disk, on_disk.image("one")
+    assert site.publish(proven)[0] == 0
+    empty = site.repository.push_blob(b"{}")
+    layers = [structs.replace(empty, media_type="application/vnd.in-toto+json")]
+    said = encode(ImageManifest(schema_version=2, media_type=OCI_MANIFEST, config=empty, layers=layers))
+    site.repository.push_manifest(said, OCI_MANIFEST, "said")
+    note, entry = site.repository.manifest("said"), STRANGERS["called an attestation"][0]
+    rows = [
+        {"mediaType": OCI_MANIFEST, "digest": one.digest, "size": len(one.content), **more}
+        for one, more in ((proven, {"platform": {"os": "linux", "architecture": "amd64"}}), (note, entry))
+    ]
+    content = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": rows}
+    site.repository.push_manifest(encode(content), OCI_INDEX, "both")
+    assert site.promote(site.repository.manifest("both"), "--to", "stable")[0] == 0
 
 
 def test_an_alias_does_not_go_back_when_its_newest_promotion_is_overwritten(
@@ -171,6 +227,14 @@ def test_an_alias_does_not_go_back_when_its_newest_promotion_is_overwritten(
     assert site.reasons(f"{site.name}:stable") == {"alias-not-promoted"}
     status, message = site.promote(first, "--to", "stable")
     assert (status, "cannot be read, and may be the newest" in message) == (1, True), message
+
+
+def test_an_index_with_two_images_of_one_architecture_is_not_promoted(site: Site) -> None:
+    index = push_index(site.repository, "both", amd64="one", amd64_v1="two")
+    assert site.publish(site.image("one"))[0] == 0
+    status, message = site.promote(index, "--to", "stable")
+    assert (status, "two images of one architecture" in message) == (1, True), message
+    assert "stable" not in site.repository.tags()
 
 
 @pytest.mark.parametrize("back", [False, True])

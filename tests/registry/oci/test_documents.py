@@ -2,23 +2,27 @@
 
 import contextlib
 import json
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envcheck.errors import ConfigError
+from envcheck.registry.attachments import whole_images
 from envcheck.registry.documents import (
     MANIFESTS,
     OCI_INDEX,
     OCI_MANIFEST,
     LyingError,
+    StoredManifest,
     parse_reference,
     read_manifest,
+    refuse_two_readings,
 )
 from envcheck.registry.logins import challenges
-from envcheck.registry.repository import next_page
-from tests.registry.oci.fakes import image
+from envcheck.registry.repository import Repository, next_page
+from tests.registry.oci.fakes import FakeRegistry, image, opened, push_image
 from tests.tables import each
 
 CONTENT = image("one")[0]
@@ -45,6 +49,20 @@ def test_a_document_that_is_none_or_of_two_types_is_refused(content: bytes, cont
         read_manifest(content, content_type, "it").image()
 
 
+@each("more", [b"9" * 5000, b"[" * 100_000, b'{"a":1,"A":1}', b'{"K":1,"\\u212a":1}'])
+def test_what_engines_may_read_otherwise_is_refused(more: bytes) -> None:
+    manifest = StoredManifest(CONTENT[:-1] + b',"x":' + more + b"}", DIGEST, OCI_MANIFEST)
+    with pytest.raises(LyingError, match=r"twice|too long"):
+        refuse_two_readings(manifest)
+
+
+@each("annotations", [None, {"size": 1}, {}])
+def test_what_others_annotate_an_entry_with_is_no_reason_to_refuse_it(annotations: object) -> None:
+    entry = {"mediaType": OCI_MANIFEST, "digest": DIGEST, "size": 7, "annotations": annotations}
+    index = read_manifest(json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode(), OCI_INDEX, "it").index()
+    assert [one.annotations for one in index.manifests] == [annotations]
+
+
 @given(content=st.binary(max_size=300), content_type=st.sampled_from([OCI_MANIFEST, OCI_INDEX, ""]))
 def test_any_bytes_are_a_document_or_a_refusal(content: bytes, content_type: str) -> None:
     for one in (content, CONTENT.replace(b"schemaVersion", content)):
@@ -54,6 +72,44 @@ def test_any_bytes_are_a_document_or_a_refusal(content: bytes, content_type: str
 
 
 NULLS = st.none() | st.integers() | st.booleans() | st.text(max_size=8)
+SPELLED = st.fixed_dictionaries(
+    {},
+    optional={
+        "os": st.sampled_from(["linux", "Linux", "", "windows", "unknown"]),
+        "architecture": st.sampled_from(["amd64", "x86_64", "arm64", "aarch64", "unknown", ""]),
+        "variant": st.sampled_from(["", "v1", "V8", "8", "v3"]),
+    },
+)
+ENTRY = st.fixed_dictionaries(
+    {"image": st.integers(0, 4)},
+    optional={"platform": SPELLED | NULLS, "annotations": st.none() | st.just({MARK: "attestation-manifest"})},
+)
+
+
+@pytest.fixture
+def pushed(fake: FakeRegistry) -> tuple[Repository, list[StoredManifest]]:
+    repository = opened(fake.netloc)
+    configs = [("amd64", "linux"), ("arm64", "linux"), ("amd64", "windows"), ("", ""), ("s390x", "linux")]
+    return repository, [push_image(repository, f"{arch} {os}", None, arch, os) for arch, os in configs]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(entries=st.lists(ENTRY, max_size=4))
+def test_an_index_is_refused_or_names_every_image_that_an_engine_could_take(
+    pushed: tuple[Repository, list[StoredManifest]], entries: list[dict[str, Any]]
+) -> None:
+    repository, images = pushed
+    rows = []
+    for entry in entries:
+        one = images[entry.pop("image")]
+        rows.append({"mediaType": OCI_MANIFEST, "digest": one.digest, "size": len(one.content), **entry})
+    content = json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": rows}).encode()
+    repository.push_manifest(content, OCI_INDEX, "any")
+    with contextlib.suppress(LyingError):
+        named = whole_images(repository, "any")
+        assert named
+        assert [image.manifest for image in named] == [row["digest"] for row in rows]  # its layers are no attestation's
+        assert all(image.platform[0] == "linux" for image in named)
 
 
 @settings(max_examples=60, deadline=None)

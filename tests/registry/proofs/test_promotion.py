@@ -73,7 +73,7 @@ def test_a_proof_is_asked_for_on_each_of_the_named_gpus(key: PrivateKey, policy:
         ([], "no-proof", "no-proof", "no-proof"),
     ):
         for gpus, word in ((NamedGpus("H200", 1), h200), (NamedGpus("H100", 8), h100), (NamedGpus("any", 0), anywhere)):
-            refused = judge_gpus(gpus, proofs.MANIFEST, listed, terms).refused
+            refused = judge_gpus(gpus, {proofs.MANIFEST: listed}, terms).refused
             assert (refused.reason.value if refused else "") == word
 
 
