@@ -39,7 +39,10 @@ SLOW = checks.Limit(
 _LEAST_LINKS = 6  # of three nodes: with fewer, nothing says which of two is the slow one
 _EXACT = checks.Limit(0, "wrong messages", "a message is moved, not computed", "equal")
 _MANY, _SEEN = 1_000_003, 4
-_FIX = "exchange the cable, or the ports of the two nodes with others, and see whether the fault moves with them"
+_FIX = (
+    "exchange the cable, or the ports of the two nodes with others, and see whether the fault moves with them; nodes "
+    "behind another switch than the rest share its uplinks (NVIDIA/nccl#1453)"
+)
 
 
 def distances(nodes: int) -> list[int]:

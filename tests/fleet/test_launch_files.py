@@ -331,6 +331,18 @@ def test_only_with_drain_may_the_daemonset_change_nodes() -> None:
     assert " --drain " in pod["containers"][0]["command"][2]
 
 
+def test_the_watch_begins_anew_before_it_judges_a_driver_that_its_container_was_not_made_for(tmp_path: Path) -> None:
+    pod = yaml.safe_load(texts("kubernetes")["watch-daemonset.yaml"])["spec"]["template"]["spec"]
+    program = pod["containers"][0]["command"][2].replace("/proc/driver/nvidia/version", "version")
+    for name, does in (("sleep", "[ -e judged ] && echo 580 > version; true"), ("envcheck", "cat version >> judged")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "version").write_text("570\n")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run(["sh", "-c", program], cwd=tmp_path, env=environment, timeout=20, check=False)
+    assert (ended.returncode, (tmp_path / "judged").read_text()) == (0, "570\n")
+
+
 def test_the_health_program_ends_before_slurm_ends_it_and_renews_before_the_prolog_asks() -> None:
     health = shlex.split(texts("slurm")["health.sh"], comments=True)
     assert health[health.index("--budget") + 1] == "45s"
