@@ -23,6 +23,8 @@ _NO_GPU = re.compile(
 _FORKED = re.compile(r"CUDA in forked subprocess|CUDA error: initialization error", re.IGNORECASE)
 _NO_KERNEL = re.compile(r"no kernel image is available", re.IGNORECASE)
 _LOG = "the check's log has what it printed"
+# deepspeed raises at import where it finds no nvcc, and transformers and trl with it: hiyouga/LlamaFactory#9270.
+_NVCC = "install nvcc of torch's CUDA and set CUDA_HOME to it (a devel image has it), or a newer release"
 
 
 class Lack(NamedTuple):
@@ -165,7 +167,7 @@ class _ExtensionJudge:
             fix = f"install a {self.extension.name} with code for this GPU"
             return self._failed(text, fix, "extensions-loaded.no-gpu-code")
         code = "extensions-loaded.operation" if trial.imported else "extensions-loaded.import"
-        return self._failed(text, f"{self._fitting()}; {_LOG}", code)
+        return self._failed(text, f"{_NVCC if 'CUDA_HOME' in error.text else self._fitting()}; {_LOG}", code)
 
     def _gone(self, trial: Trial, error: LoaderText) -> Outcome | None:
         found = GONE.search(error.text)
@@ -253,7 +255,8 @@ class _ExtensionJudge:
         if driver:
             fix = "install the libraries of this GPU's driver"
         elif _FFMPEG.fullmatch(library):
-            text, fix = f"{text}: that is FFmpeg's", "install FFmpeg with its shared libraries (Debian: ffmpeg)"
+            fix = fix.replace("what", "FFmpeg with its shared libraries (Debian: ffmpeg) that")
+            text += ": that is FFmpeg's"
         return Lack(text, "extensions-loaded.missing-library", fix)
 
     def _most_telling(self, trial: Trial) -> Lack | None:

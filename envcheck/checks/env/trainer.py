@@ -244,7 +244,9 @@ class TrainerRun:
         self.torch, self.model, self.logs = torch, model, directory / "events"
         self.losses: list[tuple[int, float]] = []
         self.dtypes: set[str] = set()
-        model.get_output_embeddings().register_forward_hook(self._saw)
+        model.get_output_embeddings().register_forward_hook(
+            lambda _module, _inputs, output: self.dtypes.add(str(output.dtype).rpartition(".")[2])
+        )
         arguments = _arguments(directory, self.logs, **options)
         data = _progressions(torch)
         self.trainer = trainer(model=model, args=arguments, train_dataset=data, callbacks=[_listener(self.losses)])
@@ -252,9 +254,6 @@ class TrainerRun:
     def train(self, checkpoint: Path | None = None) -> None:
         """Train to the last step, from a checkpoint if there is one."""
         self.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-
-    def _saw(self, _module: Any, _inputs: Any, output: Any) -> None:
-        self.dtypes.add(str(output.dtype).rpartition(".")[2])
 
     def seen(self) -> Measured:
         """Return what this run came to."""
