@@ -56,7 +56,10 @@ OPTIONS = (
     *("pinned_use_cuda_host_register", "pinned_num_register_threads", "pinned_use_background_threads"),
 )
 # The first takes the beginnings of names, "=" before a whole one, "^" before those to leave out (NCCL's guide).
-INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_IB_HCA")
+INTERFACES = (
+    *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_IB_HCA"),
+    *("NCCL_FASTRAK_CTRL_DEV", "NCCL_GPUDIRECTTCPX_CTRL_DEV"),
+)
 # Lists of cores that bind threads: libgomp's, Intel's OpenMP's (`explicit,proclist=[0,2-6:2]`), and OpenMP's.
 BINDING = {
     "GOMP_CPU_AFFINITY": "(.*)",
@@ -66,10 +69,7 @@ BINDING = {
 _SPAN = re.compile(r"(\d{1,5})(?:[-:](\d{1,5}))?(?::(\d{1,5}))?")
 # Allocators and OpenMP runtimes that people preload on purpose: they replace malloc or threads, and nothing of CUDA.
 USUAL = re.compile(r"lib(jemalloc|tcmalloc\w*|mimalloc|iomp5|gomp|omp|stdc\+\+|gcc_s)(-[\w.]+)?\.so[\d.]*")
-CUDA = re.compile("lib(cu|nv|nccl|torch|c10)")
 NAMES = (*RULES, *THREADS, *BINDING, *ALLOCATOR, *INTERFACES, "NCCL_NET")
-# Google's plugins for A3 start with an algorithm and a protocol of theirs alone (NVIDIA/aicr#422).
-PLUGINS = ("NCCL_FASTRAK_CTRL_DEV", "NCCL_GPUDIRECTTCPX_CTRL_DEV")
 LIMIT = Limit(
     0, "variables", "NCCL's, CUDA's and PyTorch's lists of environment variables; " + _SOURCES["dcgm"], "equal"
 )
@@ -80,19 +80,16 @@ def measure(rank: Rank) -> Measured:
     preload = [entry for entry in re.split(r"[\s:]+", os.environ.get("LD_PRELOAD", "")) if entry]
     return {
         "rank": rank.rank,
-        "variables": {name: os.environ[name] for name in (*NAMES, *PLUGINS) if name in os.environ},
+        "variables": {name: os.environ[name] for name in NAMES if name in os.environ},
         "interfaces": [name for _, name in socket.if_nameindex()],
         "cards": [path.name for path in Path("/sys/class/infiniband").glob("*")],
         "proxied": [
             n for n in ("localhost", "127.0.0.1") if "http" in getproxies_environment() and not proxy_bypass(n)
         ],
         "preload": preload,
-        # A library of the system changes its place alone, as against a full static TLS (libGLdispatch.so.0 on Jetson).
-        "system": [
-            path
-            for path in preload
-            if not CUDA.match(path.rpartition("/")[2]) and os.path.realpath(path) in map(os.path.realpath, cached())
-        ],
+        # One of the system changes its place alone, as against a full static TLS (libGLdispatch.so.0 on Jetson); of
+        # CUDA's the check shared-libraries tells.
+        "system": [path for path in preload if os.path.realpath(path) in map(os.path.realpath, cached())],
         "absent": [entry for entry in preload if "/" in entry and not Path(entry).exists()],
         "modules": list(_shadowing_modules(os.environ.get("PYTHONPATH", "").split(os.pathsep))),
         "here": list(_shadowing_modules([os.environ.get("PWD", "")])),
@@ -129,7 +126,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if not readable or not isinstance(entry.get("variables"), dict) or cores < 1:
         return undecided("the environment was not read", code="environment.unread")
     variables = entry["variables"]
-    findings = [*_variables(view, variables, _meant(view, entry)), *_threads(variables, cores), *_files(entry)]
+    findings = [*_variables(view, variables, entry.get("cards")), *_threads(variables, cores), *_files(entry)]
     # A list of cores has bound this process when torch loaded its OpenMP; the worker counted before.
     findings += [*_binding(variables, view.environment.get("threads")), *_options(variables)]
     findings += _interfaces(variables, entry["interfaces"], entry.get("cards") or [])
@@ -143,20 +140,16 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     return worst(findings, passed(f"no variable does harm{note}", value=0, limit=LIMIT))
 
 
-def _meant(view: View, entry: Measured) -> dict[str, bool]:
+def _variables(view: View, variables: dict[str, Any], cards: Any) -> Iterator[Outcome]:
     pairs = view.snapshot.signal("gpu.p2p").value
     apart = pairs is not None and not any(pair["read"] == pair["write"] == "ok" for pair in pairs)
-    return {
+    meant = {
         # What forbids what is not here: accelerate insists on it for GeForce 40 (huggingface/accelerate#2195).
-        "NCCL_IB_DISABLE": entry.get("cards") == [],
+        "NCCL_IB_DISABLE": cards == [],
         **dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"), apart),
-        **dict.fromkeys(
-            ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE"), any(name in entry["variables"] for name in PLUGINS)
-        ),
+        # Google's plugins for A3 start with an algorithm and a protocol of theirs alone (NVIDIA/aicr#422).
+        **dict.fromkeys(("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE"), any("_CTRL_DEV" in n for n in variables)),
     }
-
-
-def _variables(view: View, variables: dict[str, Any], meant: dict[str, bool]) -> Iterator[Outcome]:
     for name, rule in RULES.items():
         value = str(variables.get(name, ""))
         if name not in variables or meant.get(name) or (rule.gpu_only and view.mode != "gpu"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -22,11 +23,15 @@ TRUE = ("1", "true", "yes", "on")
 def measure(rank: Rank) -> Measured:
     """Return the names that are set; no value of any."""
     enabled = os.environ.get(TRANSFER, "").lower() in TRUE
+    # huggingface_hub 1.0 reads it no longer, and fetches with Xet: huggingface/huggingface_hub#3444, #4219.
+    dead = enabled and any(
+        not hub.version.startswith("0.") for hub in importlib.metadata.distributions(name="huggingface_hub")
+    )
     return {
         "rank": rank.rank,
-        "ignored": [name for name in IGNORED if name in os.environ],
+        "ignored": [name for name in IGNORED if name in os.environ] + ([TRANSFER] if dead else []),
         "outdated": [name for name in OUTDATED if name in os.environ],
-        "transfer_missing": enabled and importlib.util.find_spec("hf_transfer") is None,
+        "transfer_missing": enabled and not dead and importlib.util.find_spec("hf_transfer") is None,
     }
 
 
@@ -37,7 +42,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         return undecided("the environment was not read", code="ignored-settings.unmeasured")
     sentences = [f"nothing reads {name}" for name in entry["ignored"]]
     sentences += [f"{name} is outdated" for name in entry["outdated"]]
-    fixes = [f"{name} -> {(IGNORED.get(name) or OUTDATED[name])}" for name in entry["ignored"] + entry["outdated"]]
+    known = {TRANSFER: "HF_XET_HIGH_PERFORMANCE", **OUTDATED, **IGNORED}
+    fixes = [f"{name} -> {known[name]}" for name in entry["ignored"] + entry["outdated"]]
     if entry.get("transfer_missing"):
         sentences.append(f"{TRANSFER} is set, and hf_transfer is not installed: downloads fail")
         fixes.append(f"unset {TRANSFER}, or install hf_transfer")
