@@ -62,8 +62,7 @@ def test_the_first_of_a_major_on_the_loaders_path_is_the_one_that_is_taken(
         (cuda / name).touch()
     for places, taken in (((own, cuda), []), ((cuda, own), [str(cuda / "libcublas.so.12.9.1.4")])):
         monkeypatch.setenv("LD_LIBRARY_PATH", ":".join(map(str, places)))
-        on_path = shared_libraries._on_path("lib*.so*")  # noqa: SLF001 (where the loader looks)
-        assert shared_libraries._beside(site, on_path) == taken  # noqa: SLF001 (what it takes)
+        assert shared_libraries._beside(site, shared_libraries._on_path("lib*.so*")) == taken  # noqa: SLF001
 
 
 def test_the_loaders_cache_is_read_as_it_is(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +74,7 @@ def test_the_loaders_cache_is_read_as_it_is(site: Path, tmp_path: Path, monkeypa
     assert installed.cached() == []
 
 
-def test_two_that_are_loaded_are_seen(tmp_path: Path) -> None:
+def test_two_that_are_loaded_are_seen_and_a_link_is_no_second(tmp_path: Path) -> None:
     mapped = shared_libraries._mapped()  # noqa: SLF001 (what this process has loaded)
     some = next(path for path in mapped if "site-packages" in path or "lib-dynload" in path)
     copies = [tmp_path / place / "libcufft.so.11" for place in ("a", "b")]
@@ -84,6 +83,9 @@ def test_two_that_are_loaded_are_seen(tmp_path: Path) -> None:
         shutil.copy(some, copy)
         ctypes.CDLL(str(copy), mode=os.RTLD_LAZY)
     assert shared_libraries._by_name(shared_libraries._mapped())["libcufft"] == [str(c) for c in copies]  # noqa: SLF001
+    (tmp_path / "libcufft.so").symlink_to(copies[0])
+    named = [str(copies[0]), str(tmp_path / "libcufft.so")]
+    assert shared_libraries._by_name(named)["libcufft"] == named[:1]  # noqa: SLF001 (a path to one file)
 
 
 TAKEN = "/opt/x/libgomp.so.1 (4.5), not /venv/torch/lib/libgomp.so.1 (5.0)"
