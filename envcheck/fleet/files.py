@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from envcheck.counting import counted
 from envcheck.errors import ConfigError, refuse
-from envcheck.fleet.one_report import CheckValue, NodeReport, NotAReportError, node_of_file, read
+from envcheck.fleet.one_report import CheckValue, GroupReport, NodeReport, NotAReportError, node_of_file, read
 from envcheck.runner.schema import encodable
 from envcheck.safe_files import read_regular
 
@@ -19,13 +19,17 @@ LONGEST: Final = 16 << 20
 
 
 class FleetFile(NamedTuple):
-    """A file as it was read, of which `note` says why it has no report; `node` "" where it says nothing of a node."""
+    """A file as it was read, of which `note` says why it has no report; `node` "" where it says nothing of a node.
+
+    `group` is what the report of a whole group says.
+    """
 
     path: str
     modified: float
     node: str
     report: NodeReport | None
     note: str = ""
+    group: GroupReport | None = None
 
     @property
     def name(self) -> str:
@@ -45,7 +49,6 @@ def read_files(places: Iterable[Path]) -> list[FleetFile]:
     reports: dict[str, NodeReport] = {}
     configurations: dict[tuple[str, ...], dict[str, str]] = {}
     checks: dict[CheckValue, CheckValue] = {}
-    groups: dict[tuple[str, ...], tuple[str, ...]] = {}
     for path in map(os.path.abspath, _paths(places)):
         if path not in files:
             file = files[path] = _read_file(path)
@@ -54,8 +57,7 @@ def read_files(places: Iterable[Path]) -> list[FleetFile]:
                 alike = file.report.configuration
                 alike = configurations.setdefault((*alike, *alike.values()), alike)
                 values = tuple(checks.setdefault(value, value) for value in file.report.checks)
-                members = groups.setdefault(file.report.members, file.report.members)
-                report = file.report._replace(configuration=alike, checks=values, members=members)
+                report = file.report._replace(configuration=alike, checks=values)
                 same = reports.setdefault(report.digest, report)
                 files[path] = file._replace(report=same)
     return [*files.values()]
@@ -107,7 +109,7 @@ def _read_file(path: str) -> FleetFile:
             report = read(read_regular(Path(path), LONGEST + 1), stem)
             return FleetFile(encodable(path), modified, report.node, report)
     except NotAReportError as error:
-        return FleetFile(encodable(path), modified, "", None, str(error))
+        return FleetFile(encodable(path), modified, "", None, str(error), error.group)
     except ConfigError as error:
         note = str(error)
     except OSError as error:

@@ -15,6 +15,8 @@ from envcheck.fleet.one_report import NodeReport
 from envcheck.reports import phrases
 from envcheck.runner.schema import Row
 
+# A clock may be this wrong, in seconds, before what it says is doubted.
+CLOCK_SLACK: Final = 300.0
 _HALF: Final = 0.5
 
 
@@ -93,15 +95,15 @@ class Deviations(NamedTuple):
     drifting: list[int]
 
 
-def compare(values: Sequence[float]) -> Deviations:
-    """Return which values are far from the others."""
+def compare(values: Sequence[float], floor: float = 0.0) -> Deviations:
+    """Return which values are far from the others; `floor` is the least distance in their unit that counts."""
     if len(values) < LEAST:
         return Deviations(0.0, {}, [])
     usual = statistics.median(values)
-    scale = SCALE * statistics.median(abs(value - usual) for value in values)
+    scale = max(SCALE * statistics.median(abs(value - usual) for value in values), floor / FURTHEST)
     if scale == 0:
         return Deviations(usual, {}, [place for place, value in enumerate(values) if _drifts(value, usual)])
-    least = max(FURTHEST * scale, FLOOR * abs(usual))
+    least = max(FURTHEST * scale, FLOOR * abs(usual), floor)
     far = {place: (value - usual) / scale for place, value in enumerate(values) if abs(value - usual) > least}
     return Deviations(usual, far, [])
 
@@ -112,10 +114,11 @@ def _drifts(value: float, constant: float) -> bool:
 
 
 class Member(NamedTuple):
-    """A node of a group with its report."""
+    """A node of a group with its report, and the seconds from the run's end to when its file was written."""
 
     node: str
     report: NodeReport
+    late: float | None
 
 
 def grouped(files: Iterable[FleetFile]) -> list[tuple[FleetGroup, list[Member]]]:
@@ -125,7 +128,8 @@ def grouped(files: Iterable[FleetFile]) -> list[tuple[FleetGroup, list[Member]]]
         report = file.report
         if report is not None:
             kind = report.gpu or "no GPU", report.cell or "unknown", report.driver.partition(".")[0] or "none"
-            held[kind].append(Member(file.node, report))
+            late = None if report.ended is None else file.modified - report.ended
+            held[kind].append(Member(file.node, report, late))
     return [
         (FleetGroup(gpu=gpu, cell=cell, driver=driver, nodes=len(members)), members)
         for (gpu, cell, driver), members in sorted(held.items(), key=lambda item: (-len(item[1]), item[0]))
@@ -141,16 +145,21 @@ def deviating(groups: Iterable[list[Member]]) -> Iterator[Outlier | Configuratio
     for number, members in enumerate(groups):
         yield from drift(number, {member.node: member.report.configuration for member in members})
         alike: dict[tuple[str, int, str], list[_Measured]] = defaultdict(list)
-        for node, report in members:
+        for node, report, _ in members:
             for check in report.checks:
                 if check.value is not None:
                     alike[check.check, len(report.gpus), check.unit].append((node, check.value, check.gpu))
         for (name, _, unit), rows in alike.items():
             yield from _deviating(number, name, unit, rows)
+        # A node whose file was written much longer after the end of the run than those of the others.
+        late = [(member.node, member.late, "") for member in members if member.late is not None]
+        yield from (row for row in _deviating(number, "clock", "s", late, CLOCK_SLACK) if isinstance(row, Outlier))
 
 
-def _deviating(group: int, check: str, unit: str, rows: list[_Measured]) -> Iterator[Outlier | ConfigurationDrift]:
-    usual, far, drifting = compare([value for _, value, _ in rows])
+def _deviating(
+    group: int, check: str, unit: str, rows: list[_Measured], floor: float = 0.0
+) -> Iterator[Outlier | ConfigurationDrift]:
+    usual, far, drifting = compare([value for _, value, _ in rows], floor)
     for place, z in far.items():
         node, value, gpu = rows[place]
         yield Outlier(group=group, check=check, node=node, gpu=gpu, value=value, median=usual, unit=unit, z=round(z, 1))

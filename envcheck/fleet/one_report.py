@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from envcheck.counting import counted
 from envcheck.errors import ConfigError, refuse
 from envcheck.reports.phrases import number
 from envcheck.reports.redact import UNKEYED
@@ -138,15 +139,28 @@ class CheckValue(msgspec.Struct, frozen=True, gc=False):
         return self.status not in ("pass", "skip")
 
 
+class GroupReport(NamedTuple):
+    """What group.json says: which group it is of and when it was, and why which of its nodes are to blame."""
+
+    key: str
+    blamed: dict[str, str]
+    started: float | None = None
+    ended: float | None = None
+
+
 class NotAReportError(Exception):
-    """A file in which no run of a node is; the text says what it is, "" for the report of a whole group."""
+    """A file in which no run of a node is; `group` is what the report of a whole group says."""
+
+    def __init__(self, message: str, group: GroupReport | None = None) -> None:
+        super().__init__(message)
+        self.group = group
 
 
 class NodeReport(NamedTuple):
     """What a fleet needs of one report. `status` is what the node may count as, with `why` for people.
 
-    `members` are all nodes of the group that it was written in, and `member` is this one's name there. Whom another
-    one alone disturbed passed.
+    `group` is the key of the group that it was written in, "" for none, and `member` the node's name there.
+    `excusable`: but for what another node disturbed, it would have passed, and something was measured.
     """
 
     digest: str
@@ -162,8 +176,9 @@ class NodeReport(NamedTuple):
     arch: str
     checks: tuple[CheckValue, ...]
     configuration: dict[str, str]
-    members: tuple[str, ...] = ()
+    group: str = ""
     member: str = ""
+    excusable: bool = False
 
 
 def read(content: bytes, stem: str) -> NodeReport:
@@ -173,7 +188,8 @@ def read(content: bytes, stem: str) -> NodeReport:
         raise _of_other_schema(document.schema)
     try:
         if document.group is not None and not document.group.node:
-            raise NotAReportError
+            message = f"is the report of a group of {counted(len(document.group.nodes), 'node')}"
+            raise NotAReportError(message, _of_group(document, document.group))
         return _reading(document, hashlib.blake2b(content, digest_size=32).hexdigest(), stem)
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         # Whatever one report holds, the others are read.
@@ -231,7 +247,6 @@ def _of_other_schema(schema: str) -> Exception:
 def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
     checks = (*map(_check, document.outcomes),)
     status, why = _status(document, checks)
-    group = document.group.nodes if document.group else []
     host, gpus, signals = document.host, document.snapshot.gpus, document.snapshot.signals
     models = {_string(_value(gpu.signals, "name")) for gpu in gpus}
     return NodeReport(
@@ -250,18 +265,34 @@ def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
         configuration=_configuration(
             signals, [gpu.signals for gpu in gpus], document.environment, document.target.image_id
         ),
-        # host-2 of one report is not that of another.
-        members=() if _alone(document, *group) else tuple(map(sys.intern, group)),
+        group=_key(document.group) if document.group else "",
         member=document.group.node if document.group else "",
+        excusable=document.group is not None and _excusable(document, checks),
     )
 
 
-def _disturbed(document: _ReportPart, checks: Sequence[CheckValue]) -> bool:
-    """Tell whether a node passed a check, and would have passed but for what another one of its group disturbed."""
-    wrong = {check.code for check in checks if check.status in ("fail", "error")}
+def _excusable(document: _ReportPart, checks: Sequence[CheckValue]) -> bool:
     passed = msgspec.structs.replace(document, verdict=_VerdictPart("pass"))
-    undetermined = document.group is not None and document.verdict.status == "error" and wrong == {OTHER_NODE}
-    return undetermined and not _doubt(passed, [check for check in checks if check.check != FORMED])
+    return not _doubt(passed, [check for check in checks if check.check != FORMED])
+
+
+def _key(group: GroupFacts) -> str:
+    return hashlib.blake2b(msgspec.json.encode([group.run, group.nodes]), digest_size=16).hexdigest()
+
+
+def _of_group(document: _ReportPart, group: GroupFacts) -> GroupReport:
+    started, ended = moment(document.started), moment(document.ended)
+    # host-2 of one report is not that of another.
+    blamed = {} if _alone(document, *group.nodes) else _blamed(document.outcomes, group)
+    return GroupReport(_key(group), blamed, started, started if ended is None else ended)
+
+
+def _blamed(outcomes: Iterable[_OutcomePart], group: GroupFacts) -> dict[str, str]:
+    why: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        for node in nodes_of(outcome.culprit, group) if outcome.status in ("fail", "error") else ():
+            why.setdefault(group.nodes[node], []).append(f"{outcome.id}: {outcome.summary[:_LONGEST_TEXT]}")
+    return {node: "; ".join(reasons) for node, reasons in why.items()}
 
 
 def nodes_of(culprit: str, group: GroupFacts) -> set[int]:
@@ -329,8 +360,6 @@ def _check(outcome: _OutcomePart) -> CheckValue:
 
 def _status(document: _ReportPart, checks: Sequence[CheckValue]) -> tuple[Literal["pass", "fail", "error"], str]:
     """Return what the node may count as, and why: a failure stays one, and a pass needs everything to agree with it."""
-    if _disturbed(document, checks):
-        return "pass", ""
     kinds: tuple[Literal["fail", "error"], ...] = ("fail", "error")
     for status in kinds:
         named = [check.check for check in checks if check.status == status]

@@ -11,8 +11,9 @@ import msgspec
 from envcheck import __version__
 from envcheck.counting import counted
 from envcheck.fleet.files import FleetFile
-from envcheck.fleet.groups import ConfigurationDrift, FleetGroup, Outlier, deviating, grouped
+from envcheck.fleet.groups import CLOCK_SLACK, ConfigurationDrift, FleetGroup, Outlier, deviating, grouped
 from envcheck.fleet.hostlist import fold, is_name, natural
+from envcheck.fleet.one_report import OTHER_NODE, GroupReport, NodeReport
 from envcheck.reports.redact import UNKEYED
 from envcheck.runner.schema import Row
 
@@ -23,9 +24,7 @@ BadState = Literal["fail", "error", "missing", "stale"]
 BAD: Final[tuple[BadState, ...]] = ("fail", "error", "missing", "stale")
 _WORST: Final = {"pass": 0, "error": 1, "fail": 2}
 _SHOWN: Final = 3
-# A clock may be this wrong, in seconds, before what it says is doubted.
-CLOCK_SLACK: Final = 300.0
-# Seconds between the starts of a group's runs: a member may wait this long for the others, and its clock be wrong.
+# Seconds between the ends of a group's reports: a member may wait this long for the others, and its clock be wrong.
 _ONE_RUN: Final = CLOCK_SLACK + 600.0
 # One GPU is blamed where at least this share of the node's failures name it.
 _LEAD: Final = 0.5
@@ -101,8 +100,8 @@ class StateOfNode(NamedTuple):
 def states(
     files: Iterable[FleetFile], now: float, max_age: float, expected: Collection[str] = ()
 ) -> dict[str, StateOfNode]:
-    """Return the state of every node that has a file, is expected, or was in a group with one. `max_age` in seconds."""
-    files, by_node = [*files], defaultdict[str, list[FleetFile]](list)
+    """Return the state of every node that has a file or is expected. `max_age` in seconds."""
+    by_node: dict[str, list[FleetFile]] = defaultdict(list)
     for file in files:
         if file.node:
             by_node[file.node].append(file)
@@ -110,29 +109,8 @@ def states(
         node: max(seen, key=lambda one: (one.at, _WORST[one.report.status if one.report else "error"]))
         for node, seen in by_node.items()
     }
-    lost = _lost(files, newest)
-    state_of = {
-        node: StateOfNode("error", lost[node], file) if node in lost else _state(file, now, max_age)
-        for node, file in newest.items()
-    }
-    absent = {**dict.fromkeys(expected, "no report"), **lost}
-    return state_of | {node: StateOfNode("missing", why) for node, why in absent.items() if node not in state_of}
-
-
-def _lost(files: Iterable[FleetFile], newest: Mapping[str, FleetFile]) -> dict[str, str]:
-    """Return which nodes left no report of a group, nor one since, that another node was in with them."""
-    came: dict[tuple[tuple[str, ...], str], float] = {}
-    for file in files:
-        if file.report and file.report.members:
-            place = file.report.members, file.report.member
-            came[place] = max(file.at, came.get(place, file.at))
-    last = {file.report.members: file for file in sorted(newest.values(), key=lambda one: one.at) if file.report}
-    return {
-        member: f"no report of the group of {file.node}"
-        for members, file in last.items()
-        for member in members
-        if max(came.get((members, member), 0.0), newest[member].at if member in newest else 0.0) < file.at - _ONE_RUN
-    }
+    state_of = {node: _state(file, now, max_age) for node, file in newest.items()}
+    return state_of | {node: StateOfNode("missing", "no report") for node in expected if node not in state_of}
 
 
 def under_one_name(files: Sequence[FleetFile], expected: Collection[str] = ()) -> list[FleetFile]:
@@ -141,25 +119,60 @@ def under_one_name(files: Sequence[FleetFile], expected: Collection[str] = ()) -
     Names with two domains may be two nodes, two names that are expected are, and they stay as they are.
     """
     alike: dict[str, set[str]] = defaultdict(set)
-    groups = {file.report.members for file in files if file.report}
-    for name in {file.node for file in files if file.node}.union(expected, *groups):
+    for name in {file.node for file in files if file.node}.union(expected):
         alike[name.partition(".")[0].lower()].add(name)
     called: dict[str, str] = {}
     for names in alike.values():
         domains = {name.lower() for name in names if "." in name}
         if len(domains) <= 1 and len(names.intersection(expected)) <= 1:
             called |= dict.fromkeys(names, min(names, key=lambda name: (name not in expected, len(name), name)))
-    renamed = {group: tuple(called.get(name, name) for name in group) for group in groups}
-    return [
-        file._replace(
-            node=called.get(file.node, file.node),
-            report=file.report
-            and file.report._replace(
-                members=renamed[file.report.members], member=called.get(file.report.member, file.report.member)
-            ),
-        )
+    return [file._replace(node=called.get(file.node, file.node)) for file in files]
+
+
+def with_groups(files: Sequence[FleetFile]) -> list[FleetFile]:
+    """Return the files with what group.json beside them says: whom it blames; whom those alone disturbed passed.
+
+    A node that is to blame and has left no report of the group is undetermined by group.json itself.
+    """
+    groups = {
+        (Path(file.path).parent, file.group.key): (file, file.group)
         for file in files
+        if file.group and file.group.blamed
+    }
+    told = []
+    for file in files:
+        report = file.report
+        _, group = groups.get((Path(file.path).parent, report.group), (file, None)) if report else (file, None)
+        if report and group and _of_one_run(report, group):
+            why = group.blamed.get(report.member, "")
+            codes = {check.code for check in report.checks if check.status == "error"}
+            if report.status == "error" and why:
+                report = report._replace(why=why)
+            elif report.status == "error" and report.excusable and codes == {OTHER_NODE}:
+                report = report._replace(status="pass", why="")
+        told.append(file._replace(report=report))
+    members: dict[tuple[str, str], list[NodeReport]] = defaultdict(list)
+    for report in (file.report for file in files if file.report):
+        members[report.group, report.member].append(report)
+    lost = [
+        # A copy of the file was written later than what it says happened.
+        file._replace(
+            node=node,
+            note=f"says of it: {why}",
+            group=None,
+            modified=min(file.modified, file.modified if group.ended is None else group.ended),
+        )
+        for file, group in groups.values()
+        for node, why in group.blamed.items()
+        if not any(_of_one_run(report, group) for report in members[group.key, node])
     ]
+    return told + lost
+
+
+def _of_one_run(report: NodeReport, group: GroupReport) -> bool:
+    """Tell whether a member's report and that of its group are of one time: not every launcher tells runs apart."""
+    own, whole = (report.started, group.started) if report.ended is None else (report.ended, group.ended)
+    return own is not None and whole is not None and abs(own - whole) <= _ONE_RUN
 
 
 def span(seconds: float) -> str:
@@ -214,7 +227,7 @@ class FleetAnswer(NamedTuple):
 
 def summarize(files: Sequence[FleetFile], question: FleetQuestion) -> FleetAnswer:
     """Return what the reports of a fleet say together."""
-    count, files = len(files), under_one_name(files, question.expected)
+    count, files = len(files), under_one_name(with_groups(files), question.expected)
     found = states(files, question.now, question.max_age, question.expected)
     node_states = {node: found[node] for node in sorted(found, key=natural)}
     current = [state.file for state in node_states.values() if state.file and state.state != "stale"]
@@ -237,7 +250,7 @@ def summarize(files: Sequence[FleetFile], question: FleetQuestion) -> FleetAnswe
         reasons=_reasons(node_states, blame),
         drift=drift,
         outliers=outliers,
-        unread=[UnreadFile(file=f.path, node=f.node, reason=f.note) for f in files if f.note],
+        unread=[UnreadFile(file=f.path, node=f.node, reason=f.note) for f in files if not (f.report or f.group)],
         notes=[*notes(files, question), *gpu_notes(current)],
         verdict=_verdict(node_states, blame, deviant if question.strict else set(), question.expected),
     )

@@ -245,10 +245,13 @@ def test_a_project_s_wheel_without_a_hash_is_trusted_once(
     (tmp_path / "own.yaml").write_text(own)
     extensions, spec = known_extensions(tmp_path / "own.yaml"), make_spec(matrix, cell, [])
 
-    def wanted() -> WantedFile:
-        (file,) = pinned_to_fit(matrix, spec, ["oldext"], extensions).files
+    def wanted(**hashes: str) -> WantedFile:
+        (file,) = pinned_to_fit(matrix, spec, ["myext"], extensions, hashes=hashes).files
         return file
 
+    assert wanted(myext="a" * 64).sha256 == "a" * 64
+    (by_alias,) = pinned_to_fit(matrix, spec, ["oldext"], extensions, hashes={"oldext": "b" * 64}).files
+    assert by_alias.sha256 == "b" * 64
     first = wanted()
     assert first.sha256 == ""
     with pytest.raises(UnavailableError, match="something that is no wheel"):
@@ -263,6 +266,8 @@ def test_a_project_s_wheel_without_a_hash_is_trusted_once(
     record.write_text("no hash\n")
     with pytest.raises(ConfigError, match="holds no sha256"):
         wanted()
+    with pytest.raises(ConfigError, match="--sha256 myext: this build takes no wheel of myext from its project"):
+        pinned_to_fit(matrix, spec, ["myext"], known_extensions(), hashes={"myext": "a" * 64})
 
 
 def test_a_wheel_beside_the_index_is_locked_on_top_and_its_directory_goes(

@@ -13,7 +13,7 @@ from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, Grou
 
 FaultKind = str
 FAULT_KINDS: Final = (
-    *("none", "slow-node", "bad-link", "bad-uplink", "cold-gpu"),
+    *("none", "slow-node", "bad-link", "bad-uplink", "cold-gpu", "wrong-kernel", "lying-clock"),
     *("missing", "stale", "two-nodes", "intermittent"),
 )
 # What a group of sound nodes reaches in GB/s, and by how much such groups differ.
@@ -76,8 +76,10 @@ class SimulatedFleet:
         if faulty and kind == "cold-gpu":
             gpu = f"{node} GPU-{self.nodes.index(node):08}-0000-4000-8000-000000000005"
             reason = "gemm-throughput: 442.4 TFLOP/s: slow"
-            return NodeAnswer(node, "fail", reason, (gpu,))
-        return NodeAnswer(node, "pass")
+            return NodeAnswer(node, "fail", reason, 8, "570.124.06", "5.15.0-1078", 0.0, (gpu,))
+        kernel = "5.15.0-1061" if faulty and kind == "wrong-kernel" else "5.15.0-1078"
+        clock = -3600.0 if faulty and kind == "lying-clock" else 0.0
+        return NodeAnswer(node, "pass", "", 8, "570.124.06", kernel, clock)
 
 
 def planted(faults: Faults) -> set[frozenset[str]]:

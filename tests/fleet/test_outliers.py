@@ -28,18 +28,20 @@ WIDE = [float(value) for value in range(600, 1401, 100)] + [1000.0]  # whose sca
 
 
 @each(
-    "values, far",
+    "values, floor, far",
     [
-        ([*NOISE[: LEAST - 2], 1.0], []),
-        ([*NOISE[: LEAST - 1], 1.0], [7]),
-        ([*TIGHT, 100.0 * (1 - FLOOR) + 0.1], []),
-        ([*TIGHT, 100.0 * (1 - FLOOR) - 0.1], [8]),
-        ([*WIDE, 1000 - FURTHEST * SCALE * 200 + 1], []),
-        ([*WIDE, 1000 + FURTHEST * SCALE * 200 + 1], [10]),
+        ([*NOISE[: LEAST - 2], 1.0], 0, []),
+        ([*NOISE[: LEAST - 1], 1.0], 0, [7]),
+        ([*TIGHT, 100.0 * (1 - FLOOR) + 0.1], 0, []),
+        ([*TIGHT, 100.0 * (1 - FLOOR) - 0.1], 0, [8]),
+        ([*WIDE, 1000 - FURTHEST * SCALE * 200 + 1], 0, []),
+        ([*WIDE, 1000 + FURTHEST * SCALE * 200 + 1], 0, [10]),
+        ([1.0] * 8 + [300.0], 300.0, []),
+        ([1.0] * 8 + [302.0], 300.0, [8]),
     ],
 )
-def test_what_is_far_enough_of_enough_values_is_an_outlier(values: list[float], far: list[int]) -> None:
-    assert [*compare(values).z] == far
+def test_what_is_far_enough_of_enough_values_is_an_outlier(values: list[float], floor: float, far: list[int]) -> None:
+    assert [*compare(values, floor).z] == far
 
 
 def test_values_that_are_constant_drift() -> None:
@@ -53,7 +55,7 @@ def test_a_drift_that_reads_like_the_usual_is_no_row() -> None:
     for number in range(9):
         report = node_report(f"n{number}")
         outcome_of(report, "gemm-throughput").update(value=10**9 + (number == 0), unit="B")
-        members.append(Member(f"n{number}", read(json.dumps(report).encode(), "")))
+        members.append(Member(f"n{number}", read(json.dumps(report).encode(), ""), None))
     assert [*deviating([members])] == []
 
 

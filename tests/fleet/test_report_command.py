@@ -116,40 +116,39 @@ LATER = {"started": "2026-11-23T05:04:00+00:00", "ended": "2026-11-23T05:06:00+0
 BEFORE = {"started": "2026-11-23T04:33:00+00:00", "ended": "2026-11-23T04:35:00+00:00"}
 
 
-def grouped(folder: Path) -> Path:
-    """Write what a group of three leaves whose n3 was killed: n1 was disturbed by it, and n2 had trouble of its own."""
-    disturbed = {"id": "collectives", "kind": "env", "status": "error", "code": "group.other-node"}
-    for name in ("group", "n1", "n2"):
-        document = node_report(name, "cpu") | {"group": GROUP | {"later": 1, "node": "" if name == "group" else name}}
-        document["outcomes"].append(disturbed | {"summary": "the group was disturbed by n3"})
+def grouped(folder: Path, *, beside: bool = True) -> Path:
+    """Write what a group of three leaves whose n3 was killed: n1 was disturbed by it, and n2's run was cut short."""
+    group = GROUP | {"later": 1}
+    killed = {"id": "collectives", "kind": "env", "status": "error", "code": "process.lost"}
+    killed |= {"summary": "rank 2 (n3) was ended by SIGKILL", "culprit": "rank 2 (n3)"}
+    disturbed = killed | {"code": "group.other-node", "summary": "the group was disturbed by n3", "culprit": ""}
+    for name, found in {"group": killed, "n1": disturbed, "n2": disturbed}.items():
+        document = node_report(name, "cpu") | {"group": group | {"node": "" if name == "group" else name}}
+        document["outcomes"].append(found)
         document["verdict"] |= {"status": "error", "exit_code": 3}
         if name == "n2":
-            document["outcomes"].append(disturbed | {"id": "node-links", "code": "process.lost"})
-        write(folder / "r", document)
+            document["outcomes"].append(killed | {"id": "node-links", "culprit": ""})
+        write(folder / ("r" if beside or name != "group" else "elsewhere"), document)
     return folder
 
 
-def test_who_left_no_report_of_a_group_is_named_and_whom_it_disturbed_stays_usable(tmp_path: Path) -> None:
-    result, code = answer(grouped(tmp_path), "--expect", "n[1-2]")
-    assert (code, result["nodes"]["error"], result["nodes"]["missing"]) == (3, ["n2"], ["n3"])
-    assert result["reasons"]["n3"].startswith("no report of the group of n")
+def test_a_groups_report_names_the_killed_nodes_rank_and_the_others_stay_usable(tmp_path: Path) -> None:
+    write(tmp_path / "before", node_report("n3", "cpu"))
+    result, code = answer(grouped(tmp_path), "--expect", "n[1-3]")
+    assert (code, result["nodes"]["pass"], result["nodes"]["error"]) == (3, 1, ["n2", "n3"])
+    assert result["reasons"]["n3"] == "group.json says of it: collectives: rank 2 (n3) was ended by SIGKILL"
     assert result["verdict"]["good"] == "n1", "n2 has trouble of its own"
-    assert "ignored" not in run("report", str(tmp_path), "--max-age", OLD).stdout
-    write(tmp_path / "n3", node_report("n3", "cpu") | BEFORE)
-    assert answer(tmp_path)[0]["nodes"]["error"] == ["n2", "n3"], "its pass is of an earlier run"
-    write(tmp_path / "n3", node_report("n3", "cpu") | LATER)
-    assert answer(tmp_path)[0]["nodes"]["error"] == ["n2"], "it was run again"
-    write(tmp_path / "r", failing(json.loads((tmp_path / "r/n1.json").read_text()), "requirements"))
-    assert answer(tmp_path)[0]["nodes"]["fail"] == ["n1"]
-
-
-def test_a_group_whose_launcher_names_no_node_has_lost_none(tmp_path: Path) -> None:
-    names = ["a-0", "a-1"]  # as torchrun's nodes are told apart
-    for number, host in enumerate(("a", "b")):
-        group = {"run": "", "nodes": names, "ranks": [1, 1], "node": names[number]}
-        write(tmp_path / "r", node_report(host, "cpu") | {"group": group})
-    result, code = answer(tmp_path)
-    assert (code, result["nodes"]["pass"], result["nodes"]["missing"]) == (0, 2, [])
+    lines = run("report", str(tmp_path), "--max-age", OLD).stdout
+    assert ("group.json says of it" in lines, "ignored" in lines) == (True, False)
+    own = node_report("n3", "cpu") | {"group": GROUP | {"node": "n3"}}
+    own["verdict"]["status"] = "error"
+    write(tmp_path / "r", own | {"ended": ""})
+    failed = json.loads((tmp_path / "r/n1.json").read_text())
+    write(tmp_path / "r", failing(failed, "requirements"))
+    found = answer(tmp_path)[0]
+    assert found["reasons"]["n3"] == "collectives: rank 2 (n3) was ended by SIGKILL"
+    assert found["nodes"]["fail"] == ["n1"]
+    assert answer(grouped(tmp_path / "alone", beside=False))[0]["nodes"]["pass"] == 0, "another group's"
 
 
 def of_member(folder: Path, node: str, **changes: Any) -> None:
@@ -172,13 +171,36 @@ def test_a_disturbed_node_on_which_nothing_was_measured_does_not_pass(tmp_path: 
         assert answer(tmp_path)[0]["nodes"]["pass"] == passed, (others, changes)
 
 
+FAILED_ALONE = {"outcomes": [{"id": "ecc", "kind": "node", "status": "fail"}]}
+
+
+def test_a_member_that_reported_elsewhere_is_not_lost(tmp_path: Path) -> None:
+    of_member(grouped(tmp_path), "n1", group={**GROUP, "node": "n3"}, host={"name": "n3"}, **FAILED_ALONE)
+    (tmp_path / "n3").mkdir()
+    (tmp_path / "r/n1.json").rename(tmp_path / "n3/n3.json")
+    result, code = answer(tmp_path)
+    assert (code, result["nodes"]["fail"]) == (1, ["n3"])
+
+
+def test_a_groups_report_judges_the_runs_of_its_own_time(tmp_path: Path) -> None:
+    grouped(tmp_path)
+    write(tmp_path / "later", node_report("n3", "cpu") | LATER)
+    nodes = answer(tmp_path)[0]["nodes"]
+    assert (nodes["pass"], nodes["error"]) == (2, ["n2"]), "n3 was run again, and the copy of group.json is new"
+    of_member(tmp_path, "n1", **LATER)
+    assert answer(tmp_path)[0]["nodes"]["pass"] == 1, "n1 was disturbed in another run of the same name"
+    (tmp_path / "later/n3.json").unlink()
+    write(tmp_path / "before", node_report("n3", "cpu") | BEFORE | {"group": {**GROUP, "node": "n3"}})
+    assert "n3" in answer(tmp_path)[0]["nodes"]["error"], "its pass is of another run"
+
+
 def test_a_group_whose_names_are_pseudonyms_blames_no_node(tmp_path: Path) -> None:
     grouped(tmp_path)
-    for boot, named in (("boot-1", False), ("0b1c", True)):  # nodes may be called so
-        for node in ("n1", "n2"):
-            names = {"nodes": ["host-1", "host-2", "host-3"], "node": node}
-            of_member(tmp_path, node, group=GROUP | names, boot=boot)
-        assert ("host-3" in answer(tmp_path)[0]["reasons"]) == named
+    names = {"nodes": ["host-1", "host-2", "host-3"]}
+    of_member(tmp_path, "group", group=GROUP | names, boot="boot-1")
+    assert "host-3" not in answer(tmp_path)[0]["reasons"]
+    of_member(tmp_path, "group", boot="0b1c")
+    assert "host-3" in answer(tmp_path)[0]["reasons"], "nodes may be called so"
 
 
 def test_metrics_of_all_nodes_are_one_file(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ import json
 from typing import Any
 
 from envcheck.fleet.files import FleetFile
+from envcheck.fleet.groups import CLOCK_SLACK
 from envcheck.fleet.one_report import read
-from envcheck.fleet.summary import CLOCK_SLACK, states, under_one_name
+from envcheck.fleet.summary import states, under_one_name
 from tests.fleet.node_reports import node_report
 from tests.tables import each
 

@@ -12,7 +12,7 @@ import pytest
 
 from envcheck.registry import statement as statements
 from envcheck.registry.attachments import REPORT_TYPE, attach, fallback_tag, own_tag, referrers
-from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, StoredManifest
+from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, ImageManifest, StoredManifest, encode
 from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations
 from envcheck.registry.statement import Sha256, Subject
 from tests.registry.oci.fakes import FakeRegistry
@@ -133,6 +133,34 @@ def test_large_attachments_do_not_stop_the_pull_of_another(
     assert {row["reason"] for row in document["refused"]} == {"tampered"}
     bound = "with more than 65536 bytes" if where == "manifest" else "attached to one image has over 1000000 bytes"
     assert all(bound in row["detail"] for row in document["refused"]), document["refused"]
+
+
+@pytest.mark.parametrize("key", ["manifests", "Manifests", "MANIFESTS", "manife\u017fts"])
+def test_an_index_that_engines_read_otherwise_is_not_promoted(lied: Site, key: str) -> None:
+    """Go's decoder ignores the case of a key and takes the last: docker, podman and skopeo would see the stranger."""
+    proven, stranger = lied.repository.manifest("2.13.0-cpu-py311-runtime"), lied.image("stranger")
+    sound, other = (json.loads(index_of(image, [image.digest])) for image in (proven, stranger))
+    content = f'{json.dumps(sound)[:-1]}, "{key}": {json.dumps(other["manifests"])}}}'.encode()
+    lied.repository.push_manifest(content, OCI_INDEX, "two")
+    status, message = lied.promote(lied.repository.manifest("two"), "--to", "stable")
+    assert (status, "can be read in two ways" in message) == (1, True), message
+    lied.repository.push_manifest(json.dumps(sound).encode(), OCI_INDEX, "one")
+    assert lied.promote(lied.repository.manifest("one"), "--to", "stable")[0] == 0
+
+
+@pytest.mark.parametrize("digests", [0, 1])
+def test_an_index_of_no_image_is_not_promoted(lied: Site, digests: int) -> None:
+    said = encode(ImageManifest(schema_version=2, media_type=OCI_MANIFEST, config=lied.repository.push_blob(b"{}")))
+    lied.repository.push_manifest(said, OCI_MANIFEST, "said")
+    note = lied.repository.manifest("said")
+    entry = {"mediaType": OCI_MANIFEST, "digest": note.digest, "size": len(note.content)}
+    marked = {"vnd.docker.reference.type": "attestation-manifest"}
+    rows = [{**entry, "platform": {"os": "unknown", "architecture": "unknown"}, "annotations": marked}][:digests]
+    lied.repository.push_manifest(
+        encode({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": rows}), OCI_INDEX, "x"
+    )
+    status, message = lied.promote(lied.repository.manifest("x"), "--to", "stable")
+    assert (status, "is an index of no image" in message) == (1, True), message
 
 
 @pytest.mark.tools

@@ -64,7 +64,7 @@ class OnTop:
 def planned(request: BuildRequest, matrix: Matrix, spec: ImageSpec) -> OnTop:
     """Return what comes on top of a spec that has locks. Raises ConfigError for what cannot fit, or not be compiled."""
     gpus, known = request.options.gpus, known_extensions(request.options.extensions)
-    pinned = pinned_to_fit(matrix, spec, request.requirements, known, gpus)
+    pinned = pinned_to_fit(matrix, spec, request.requirements, known, gpus, request.hashes)
     devel = spec
     for name, version in pinned.sources[:1]:
         devel = spec_to_build(matrix, str(spec.cell), "devel", request.options.images_dir, spec.arch)

@@ -1,6 +1,6 @@
 """Extensions of torch pinned to the releases that fit a cell; which these are is said on standard error."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,15 +42,18 @@ def pinned_to_fit(
     requirements: Sequence[str],
     extensions: Extensions | None = None,
     gpus: Sequence[str] = (),
+    hashes: Mapping[str, str] | None = None,
 ) -> PinnedExtensions:
     """Return the requirements with each known extension pinned to the newest release that fits the spec's cell.
 
-    Raises ConfigError for a requirement that cannot fit: METADATA mostly lets the installer take it. What is not known
-    is said.
+    `hashes` are the sha256 that the user gives for wheels of projects, by the name in `requirements`.
+
+    Raises ConfigError for a hash that no file takes, and for a requirement that cannot fit: METADATA mostly lets the
+    installer take it. What is not known is said.
     Requirements with extras or markers are left to the installer, and so are all on a cell without CUDA but for those
     that have no wheel and compile for the CPU.
     """
-    extensions = extensions or known_extensions()
+    extensions, hashes = extensions or known_extensions(), hashes or {}
     cell, pinned = spec.cell, PinnedExtensions([], [], [])
     query = Query(torch=f"=={cell.torch}", variant=cell.variant, python=cell.python, gpus=[*gpus], arch=spec.arch)
 
@@ -62,7 +65,7 @@ def pinned_to_fit(
         extension = _known(extensions, requirement, cpu=cell.variant == "cpu")
         chosen = _chosen(answer(line), spec, line) if extension else None
         if chosen is not None:
-            _add(pinned, chosen, spec, line)
+            _add(pinned, chosen, spec, line, hashes.get(canonicalize_name(requirement.name)))
             continue
         for release in extension.releases if extension else ():
             # The installer would take the newest.
@@ -70,6 +73,10 @@ def pinned_to_fit(
                 refused = answer(f"{requirement.name}=={release.version}").refused
                 requirement.specifier &= f"!={release.version}" if refused and not refused[0].not_known else ""
         pinned.requirements.append(str(requirement) if extension else line)
+    for name, digest in hashes.items():
+        if digest not in [file.sha256 for file in pinned.files]:
+            message = f"--sha256 {name}: this build takes no wheel of {name} from its project"
+            refuse(message, "leave it out: the lock holds what an index serves to its hash")
     return pinned
 
 
@@ -102,10 +109,10 @@ def _chosen(answer: ExtensionResolution, spec: ImageSpec, line: str) -> ChosenEx
     return answer.extensions[0]
 
 
-def _add(pinned: PinnedExtensions, chosen: ChosenExtension, spec: ImageSpec, line: str) -> None:
+def _add(pinned: PinnedExtensions, chosen: ChosenExtension, spec: ImageSpec, line: str, sha256: str | None) -> None:
     """Add a release to what is compiled, fetched or left to the installer; say which release it is."""
     pin, how = f"{chosen.name}=={chosen.version}", "the newest on record that fits"
-    file = _wheel_file(chosen)
+    file = _wheel_file(chosen, sha256)
     pins = {pin.name: pin.version for lock in spec.locks for pin in lock.pins}
     # The cell holds what is released with its torch, or the Python index has it for that build.
     held = chosen.name in pins or pins.get("torch", spec.cell.torch) == spec.cell.torch
@@ -129,14 +136,14 @@ def _add(pinned: PinnedExtensions, chosen: ChosenExtension, spec: ImageSpec, lin
         click.echo(f"with    {pin}: {chosen.reason}", err=True)
 
 
-def _wheel_file(chosen: ChosenExtension) -> WantedFile | None:
+def _wheel_file(chosen: ChosenExtension, given: str | None) -> WantedFile | None:
     """Return the wheel of a project's own releases, or of another place that has its hash on record.
 
-    Its hash is that on record, or the one that an earlier build kept; "" where this is the first use.
+    Its hash is the `given` one, that on record, or the one that an earlier build kept; "" where this is the first use.
     """
     if chosen.channel in ("pypi", "torch") or chosen.file is None or chosen.where is None:
         return None
-    digest = chosen.sha256 or kept_hash(chosen.file)
+    digest = given or chosen.sha256 or kept_hash(chosen.file)
     if not digest and not (chosen.channel == "project" and chosen.where.endswith("/")):
         return None
     url = f"{chosen.where.rstrip('/')}/{chosen.file.replace('+', '%2B')}"

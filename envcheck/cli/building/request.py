@@ -1,11 +1,13 @@
 """What `envcheck build` is to do: its options, and the request that they become once nothing contradicts."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import click
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from envcheck.cli import Settings
 from envcheck.cli.options import (
@@ -18,12 +20,13 @@ from envcheck.cli.options import (
     architecture,
     complete_cells,
 )
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.images.engines import EngineName
 from envcheck.images.engines.build import BasePolicy
 from envcheck.images.lock_on_top import checked, read_requirements
 from envcheck.images.plan import Network
 from envcheck.images.tags import REPOSITORY, parse
+from envcheck.images.wheels import SHA256
 from envcheck.matrix.facts.model import HostArch, Target
 
 
@@ -85,6 +88,10 @@ class BuildOptions:
     extensions: Annotated[
         Path | None, Option("A site's own facts about extensions, beside those shipped.", type=FILE, metavar="FILE")
     ] = None
+    sha256: Annotated[
+        tuple[str, ...],
+        Option("The hash of the wheel that a project itself serves for NAME of --with.", metavar="NAME=HASH"),
+    ] = ()
     network: Annotated[
         Literal["auto", "host", "default", "none"],
         Option("The build's network. auto: none if no file must be downloaded, else host."),
@@ -109,13 +116,14 @@ class BuildRequest:
     """A build that contradicts itself nowhere: its options, and what they come to.
 
     `foreign` tells that the image is not for this machine. `tag` is its only tag. `network` None leaves it to the
-    context. `requirements` are the user's packages on top.
+    context. `requirements` are the user's packages on top, `hashes` the sha256 of wheels by the package's name.
     """
 
     options: BuildOptions
     settings: Settings
     targets: list[Target]
     requirements: list[str]
+    hashes: dict[str, str]
     arch: HostArch
     foreign: bool
     engine: EngineName
@@ -153,6 +161,7 @@ class BuildRequest:
             settings=settings,
             targets=[*dict.fromkeys(options.targets)],
             requirements=requirements,
+            hashes=_hashes(options.sha256, requirements),
             arch=arch,
             foreign=foreign,
             engine=engine,
@@ -161,6 +170,21 @@ class BuildRequest:
             network="none" if options.prefetch else None if options.network == "auto" else options.network,
             base="bootstrap" if options.prefetch or foreign else options.base,
         )
+
+
+def _hashes(given: Sequence[str], requirements: Sequence[str]) -> dict[str, str]:
+    names = {canonicalize_name(Requirement(line).name) for line in requirements}
+    hashes: dict[str, str] = {}
+    for text in given:
+        name, _, digest = text.partition("=")
+        name, digest = canonicalize_name(name), digest.removeprefix("sha256:").lower()
+        if not SHA256.fullmatch(digest):
+            message = f"--sha256 {text[:90]!r} is not NAME=HASH with 64 hexadecimal digits"
+            raise ConfigError(message, fix="write it as flash-attn=0f3e...")
+        if name not in names:
+            refuse(f"--sha256 {name}: no --with names it", "add --with, or leave it out")
+        hashes[name] = digest
+    return hashes
 
 
 # What does not go together: whether it is so, what is wrong, and what to do.

@@ -78,7 +78,7 @@ def build_lines(facts: Facts, answer: ExtensionResolution, own_facts: Path | Non
     lines = [shlex.join(["envcheck", "build", str(cell), *words])]
     lines += [] if str(cell) == answer.published else ["not published: its lock is made first, through your mirror"]
     new = [each.name for each in answer.extensions if _url(each) and not each.sha256]
-    lines += [f"no sha256 on record for {name}: trusted on first use and kept" for name in new]
+    lines += [f"no sha256 on record for {name}: trusted on first use and kept, or --sha256 {name}=HASH" for name in new]
     return ["\n".join(lines)]
 
 

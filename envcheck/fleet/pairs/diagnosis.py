@@ -17,6 +17,7 @@ from envcheck.fleet.pairs.results import (
     GroupResult,
     GroupTest,
     MeasuredGroup,
+    RollCall,
     Round,
     Rounds,
     UnclearNodes,
@@ -46,29 +47,29 @@ def tournament(nodes: Sequence[str]) -> Plan:
     return (yield from _every_pair(call))
 
 
-def _every_pair(call: Diagnosis) -> Plan:
-    pairs = yield from measured(pair_rounds(call.good))
-    return _together(call, [judged(call.good, pairs)])
+def _every_pair(call: RollCall) -> Plan:
+    pairs = yield from measured(pair_rounds(call.present))
+    return _together(call, [judged(call.present, pairs)])
 
 
 def diagnosis(nodes: Sequence[str]) -> Plan:
     """Find what is at fault among these nodes by groups, and by pairs in the groups that do not pass."""
     call = yield from roll_call(nodes)
-    if len(call.good) < _LEAST:
+    if len(call.present) < _LEAST:
         return (yield from _every_pair(call))
-    groups = grouped(call.good)
+    groups = grouped(call.present)
     screened = yield from measured([[GroupTest("group", group) for group in groups if len(group) > 1]])
     if not any(one.passed for one in screened):
-        if len(call.good) <= SMALL:
+        if len(call.present) <= SMALL:
             return (yield from _every_pair(call))
         why = f"not one of {len(screened)} groups passed, so that there is no known-good partner: {screened[0].reason}"
-        unclear = UnclearNodes(call.good, why, tuple(one.name for one in screened))
+        unclear = UnclearNodes(tuple(call.present), why, tuple(one.name for one in screened))
         return _together(call, [Diagnosis(not_isolated=(unclear,))])
     search = _Search(groups, screened)
-    yield from search.with_partners([node for node in call.good if node not in search.good])
+    yield from search.with_partners([node for node in call.present if node not in search.good])
     yield from search.inside([one for one in screened if not one.passed])
     yield from search.across()
-    good = tuple(node for node in call.good if node in search.good)
+    good = tuple(node for node in call.present if node in search.good)
     return _together(call, [*search.parts, Diagnosis(good=good)])
 
 
@@ -235,10 +236,11 @@ def _never_met(nodes: Sequence[str], measured: Sequence[MeasuredGroup], passed: 
     return rows + [UnclearNodes(one.nodes, one.reason, (one.name,)) for one in pairs]
 
 
-def _together(call: Diagnosis, parts: Sequence[Diagnosis]) -> Diagnosis:
+def _together(call: RollCall, parts: Sequence[Diagnosis]) -> Diagnosis:
     return Diagnosis(
         (*call.blamed, *(row for part in parts for row in part.blamed)),
         (*call.not_isolated, *(row for part in parts for row in part.not_isolated)),
         (*call.undetermined, *(row for part in parts for row in part.undetermined)),
         tuple(node for part in parts for node in part.good),
+        tuple(call.notes),
     )

@@ -35,24 +35,30 @@ _MOST_NAMED: Final = 5
 _LONGEST: Final = 200
 
 
-def result_of(test: GroupTest, files: Sequence[FleetFile], last_line: str) -> GroupResult:
-    """Return what the reports of a test say together; a group of which a report is missing is undetermined.
+class LaunchResult(NamedTuple):
+    """How a launch went: seconds since 1970 at its start and end, and its last line of output or why it ended."""
 
-    `last_line` is that of the launch's output, or why the launch ended.
-    """
+    started: float
+    ended: float
+    last_line: str
+
+
+def result_of(test: GroupTest, files: Sequence[FleetFile], launched: LaunchResult) -> GroupResult:
+    """Return what the reports of a test say together; a group of which a report is missing is undetermined."""
     own = defaultdict[str, list[NodeReport]](list)
     for file in under_one_name(files, test.nodes):
         own[file.node] += [file.report] if file.report else []
     by_node = {
         node: max(own[node], key=lambda report: BY_SEVERITY.index(report.status)) for node in test.nodes if own[node]
     }
-    answers = tuple(_answer(node, report) for node, report in by_node.items())
+    answers = tuple(_answer(node, report, launched) for node, report in by_node.items())
+    seconds = launched.ended - launched.started
     problems = [f"{file.name}: {file.note}" for file in files if file.report is None]
     absent = ", ".join([node for node in test.nodes if node not in by_node][:_MOST_NAMED])
-    why = "; ".join(filter(None, [*problems[:1], last_line]))[:_LONGEST]
+    why = "; ".join(filter(None, [*problems[:1], launched.last_line]))[:_LONGEST]
     unseen = printable(f"no report{f' of {absent}' if absent else ''}{f': {why}' if why else ''}")
     if test.step == ROLL_CALL:
-        return GroupResult("pass", None, unseen, (), answers)
+        return GroupResult("pass", None, unseen, (), answers, seconds)
     faulty = tuple(gpu for answer in answers for gpu in answer.faulty_gpus)
     speeds = (
         check.value
@@ -63,15 +69,15 @@ def result_of(test: GroupTest, files: Sequence[FleetFile], last_line: str) -> Gr
     speed = min(speeds, default=None)
     reasons = {answer.status: f"{answer.node}: {answer.reason}" for answer in reversed(answers)}
     if "fail" in reasons:
-        return GroupResult("fail", speed, reasons["fail"], faulty, answers)
+        return GroupResult("fail", speed, reasons["fail"], faulty, answers, seconds)
     if absent:
-        return GroupResult("undetermined", speed, unseen)
+        return GroupResult("undetermined", speed, unseen, (), (), seconds)
     if "undetermined" in reasons:
-        return GroupResult("undetermined", speed, reasons["undetermined"], (), answers)
-    return GroupResult("pass", speed, "", faulty, answers)
+        return GroupResult("undetermined", speed, reasons["undetermined"], (), answers, seconds)
+    return GroupResult("pass", speed, "", faulty, answers, seconds)
 
 
-def _answer(node: str, report: NodeReport) -> NodeAnswer:
+def _answer(node: str, report: NodeReport, launched: LaunchResult) -> NodeAnswer:
     status = "undetermined" if report.status == "error" else report.status
     gpus = {check.gpu for check in report.checks if check.status == "fail" and check.gpu}
     reason = next((f"{check.check}: {check.summary}" for check in report.checks if check.status == "fail"), report.why)
@@ -79,8 +85,19 @@ def _answer(node: str, report: NodeReport) -> NodeAnswer:
         node=node,
         status=status,
         reason=printable(reason)[:_LONGEST],
+        gpus=len(report.gpus),
+        driver=report.driver,
+        kernel=report.configuration.get("host.kernel", ""),
+        clock=_clock(report, launched),
         faulty_gpus=tuple(f"{node} {gpu}" for gpu in sorted(gpus)),
     )
+
+
+def _clock(report: NodeReport, launched: LaunchResult) -> float | None:
+    """Return how far a node's clock is ahead of this machine's, as far as the launch shows: 0 within its time."""
+    if report.started is None or report.ended is None:
+        return None
+    return min(report.started - launched.started, 0.0) or max(report.ended - launched.ended, 0.0)
 
 
 SLURM: Final = "srun --nodelist={nodes} --nodes={count} --ntasks-per-node=1 --overlap {command}"
@@ -120,12 +137,13 @@ class Launcher(NamedTuple):
         self.folder.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{test.step.replace(' ', '-')}-", dir=self.folder))
         folder.chmod(0o755)
-        port = _PORTS[zlib.crc32(test.key.encode()) % len(_PORTS)]
+        began, port = time.time(), _PORTS[zlib.crc32(test.key.encode()) % len(_PORTS)]
         # By these the ranks of a group find each other; a launcher passes its environment on.
         meeting_point = {"MASTER_ADDR": test.nodes[0], "MASTER_PORT": str(port)}
         with (folder / _LOG).open("wb") as log:
             why = _waited(self.command(test, folder), meeting_point, log.fileno(), self.timeout, stop)
-        return result_of(test, read_files([folder]), why or _last_line(folder / _LOG))
+        launched = LaunchResult(began, time.time(), why or _last_line(folder / _LOG))
+        return result_of(test, read_files([folder]), launched)
 
 
 def checked(template: str) -> str:

@@ -37,11 +37,15 @@ ROLL_CALL: Final = "roll-call"
 
 
 class NodeAnswer(msgspec.Struct, frozen=True):
-    """What one node reports."""
+    """What one node reports. `gpus` is a number, `clock` seconds ahead of the launching machine's clock, or None."""
 
     node: str
     status: ResultStatus
     reason: str = ""
+    gpus: int | None = None
+    driver: str = ""
+    kernel: str = ""
+    clock: float | None = None
     faulty_gpus: tuple[str, ...] = ()
 
 
@@ -53,6 +57,7 @@ class GroupResult(msgspec.Struct, frozen=True):
     reason: str = ""
     faulty_gpus: tuple[str, ...] = ()
     answers: tuple[NodeAnswer, ...] = ()
+    seconds: float = 0.0
 
 
 class Blame(msgspec.Struct, frozen=True):
@@ -73,12 +78,13 @@ class UnclearNodes(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """What all tests together say. `good` are the nodes that passed in a group."""
+    """What all tests together say. `good` are the nodes that passed in a group; `notes` change no verdict."""
 
     blamed: tuple[Blame, ...] = ()
     not_isolated: tuple[UnclearNodes, ...] = ()
     undetermined: tuple[UnclearNodes, ...] = ()
     good: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -111,6 +117,7 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
     for what, reason, by in rows:
         yield printable(f"{what}: {reason}")
         yield printable(f"    by: {', '.join(by) or 'no test'}")
+    yield from (printable(f"note: {note}") for note in diagnosis.notes)
     yield f"use now: {fold(diagnosis.good) or 'no node'}"
 
 
@@ -131,6 +138,7 @@ def document(diagnosis: Diagnosis, mode: str, nodes: Sequence[str], tests: int) 
             "not_isolated": diagnosis.not_isolated,
             "undetermined": diagnosis.undetermined,
         },
+        "notes": diagnosis.notes,
     }
 
 
@@ -231,13 +239,27 @@ def name_of(nodes: Sequence[str]) -> str:
     return f"{nodes[0]}..{nodes[-1]} ({len(nodes)} nodes)"
 
 
+# Seconds. Kerberos refuses a clock that is five minutes off, and logs of nodes that differ by one cannot be merged.
+CLOCK_TOLERANCE: Final = 60.0
+# More nodes than this share of a fleet are a second kind of node, not a mistake on some.
+_ODD_SHARE: Final = 0.1
 _BY: Final = ("roll-call",)
 
 
-def roll_call(nodes: Sequence[str]) -> Generator[Round, Sequence[GroupResult], Diagnosis]:
+class RollCall(NamedTuple):
+    """Who may join groups, and what the roll-call found of the rest."""
+
+    present: list[str]
+    blamed: list[Blame]
+    not_isolated: list[UnclearNodes]
+    undetermined: list[UnclearNodes]
+    notes: list[str]
+
+
+def roll_call(nodes: Sequence[str]) -> Generator[Round, Sequence[GroupResult], RollCall]:
     """Ask every node, then each that did not pass alone: where one is down, a launcher may start none of them.
 
-    Those that are `good` may join groups. A node that is missing twice is undetermined.
+    A node that is missing twice is undetermined.
     """
     answers: dict[str, list[NodeAnswer]] = {node: [] for node in nodes}
     asked = [*nodes]
@@ -254,19 +276,43 @@ def roll_call(nodes: Sequence[str]) -> Generator[Round, Sequence[GroupResult], D
     return judge(answers)
 
 
-def judge(answers: Mapping[str, Sequence[NodeAnswer]]) -> Diagnosis:
+def judge(answers: Mapping[str, Sequence[NodeAnswer]]) -> RollCall:
     """Return what the answers say, one or two of each node."""
-    call = collections.defaultdict[str, list[Any]](list)
+    call = RollCall([], [], [], [], [])
+    odd = _odd([replies[-1] for replies in answers.values()], call.notes)
     for node, replies in answers.items():
         statuses = [answer.status for answer in replies]
         if statuses == ["fail", "fail"]:
             same = {*replies[0].faulty_gpus} & {*replies[1].faulty_gpus}
             gpu = Blame("gpu", same.pop(), replies[1].reason, _BY) if len(same) == 1 else None
-            call["blamed"].append(gpu or Blame("node", node, replies[1].reason, _BY))
+            call.blamed.append(gpu or Blame("node", node, replies[1].reason, _BY))
         elif statuses == ["fail", "pass"]:
-            call["not_isolated"].append(UnclearNodes((node,), f"failed once and passed once: {replies[0].reason}", _BY))
+            call.not_isolated.append(UnclearNodes((node,), f"failed once and passed once: {replies[0].reason}", _BY))
         elif statuses[-1] != "pass":
-            call["undetermined"].append(UnclearNodes((node,), replies[-1].reason or replies[0].reason, _BY))
+            call.undetermined.append(UnclearNodes((node,), replies[-1].reason or replies[0].reason, _BY))
+        elif node in odd:
+            call.blamed.append(Blame("node", node, odd[node], _BY))
         else:
-            call["good"].append(node)
-    return Diagnosis(**{found: tuple(rows) for found, rows in call.items()})
+            call.present.append(node)
+    return call
+
+
+def _odd(answers: Iterable[NodeAnswer], notes: list[str]) -> dict[str, str]:
+    """Return why a node is unlike the others: GPUs, driver, kernel, clock. A mixed fleet is a note."""
+    passed = [answer for answer in answers if answer.status == "pass"]
+    odd: dict[str, str] = {}
+    for field, name in (("kernel", "kernel"), ("driver", "driver"), ("gpus", "number of GPUs")):
+        values = {answer.node: getattr(answer, field) for answer in passed if getattr(answer, field) not in (None, "")}
+        counts = collections.Counter(values.values()).most_common()
+        others = {node: value for node, value in values.items() if value != counts[0][0]}
+        if len(others) > max(1, _ODD_SHARE * len(passed)):
+            kinds = ", ".join(f"{value} on {number}" for value, number in counts[:4])
+            notes.append(f"a mixed fleet: {name} {kinds}; compare nodes of one kind only")
+        else:
+            usual = f"where {counts[0][1]} of {len(passed)} nodes have {counts[0][0]}" if counts else ""
+            odd |= {node: f"{name} {value}, {usual}" for node, value in others.items()}
+    for answer in passed:
+        if answer.clock is not None and abs(answer.clock) > CLOCK_TOLERANCE:
+            ahead = "ahead" if answer.clock > 0 else "behind"
+            odd[answer.node] = f"its clock is {abs(answer.clock):.0f} s {ahead}"
+    return odd

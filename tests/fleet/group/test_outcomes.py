@@ -111,7 +111,7 @@ def test_ranks_are_named_with_their_nodes() -> None:
 
 def test_a_fleet_reads_the_nodes_and_not_the_group() -> None:
     whole = report(outcome("pass", ""))
-    with pytest.raises(NotAReportError):
+    with pytest.raises(NotAReportError, match="of a group of 3 nodes"):
         read(encode(whole), "group")
     assert read(encode(of_node(whole, 1)), "n2").status == "pass"
 

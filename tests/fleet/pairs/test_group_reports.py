@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from envcheck.fleet.files import read_files
-from envcheck.fleet.pairs.launch import result_of
+from envcheck.fleet.pairs.launch import LaunchResult, result_of
 from envcheck.fleet.pairs.results import GroupResult, GroupTest, compared, usual_speed
-from tests.fleet.node_reports import failing, node_report
+from tests.fleet.node_reports import ENDED, STARTED, failing, node_report
 from tests.tables import each
+
+LAUNCHED = LaunchResult(STARTED, ENDED, "")
 
 
 def result(at: Path, nodes: tuple[str, ...], *reports: dict[str, Any]) -> GroupResult:
@@ -17,7 +19,7 @@ def result(at: Path, nodes: tuple[str, ...], *reports: dict[str, Any]) -> GroupR
     at.mkdir(exist_ok=True)
     for number, report in enumerate(reports):
         (at / f"{number}.json").write_text(json.dumps(report))
-    return result_of(GroupTest("group", nodes), read_files([at]), "")
+    return result_of(GroupTest("group", nodes), read_files([at]), LAUNCHED)
 
 
 @each(
