@@ -28,6 +28,7 @@ FIXES = {
     "triton": "install the triton that this torch names",
     "ptxas": "reinstall triton, which brings it, or set TRITON_PTXAS_PATH",
     "libcuda.so.1": "run ldconfig after the driver was mounted, or set TRITON_LIBCUDA_PATH",
+    "setuptools": "install setuptools (on the CPU; pytorch/pytorch#173823)",
 }
 _ROOM = 1 << 20  # bytes that a place for compiled code takes at least
 # What the target `devel` is made of.
@@ -36,7 +37,7 @@ OF_DEVEL = frozenset({"C compiler", "C++ compiler", "Python.h"})
 
 def measure(rank: Rank) -> Measured:
     """Return which of the prerequisites are there, by name, with the paths of those found."""
-    triton = importlib.util.find_spec("triton")
+    triton, setuptools = map(importlib.util.find_spec, ("triton", "setuptools"))
     return {
         "rank": rank.rank,
         "found": {
@@ -46,6 +47,7 @@ def measure(rank: Rank) -> Measured:
             "triton": triton.origin if triton else None,
             "ptxas": _ptxas(triton.origin if triton else None),
             "libcuda.so.1": _libcuda(),
+            "setuptools": setuptools.origin if setuptools else None,
         },
         "unfit": _unfit(os.environ.get("HOME", "") if triton else ""),
     }
@@ -103,14 +105,14 @@ def _libcuda() -> str | None:
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
-    """Warn naming each that is missing (a CPU wheel needs three); fail where a `devel` has no compiler."""
+    """Warn naming each that is missing (a CPU wheel needs four); fail where a `devel` has no compiler."""
     if not view.environment.get("torch"):
         return skipped(f"no torch to compile for: {view.environment.get('error', 'none was asked')}", code="torch.none")
     tools = ranks[0].get("found") if ranks else None
     if not isinstance(tools, dict):
         return undecided("the prerequisites were not looked for", code="compile-prerequisites.unmeasured")
     needed = ["C compiler", "C++ compiler", "Python.h"]
-    needed += ["triton", "ptxas"] if view.environment.get("cuda") else []
+    needed += ["triton", "ptxas"] if view.environment.get("cuda") else [name for name in tools if name == "setuptools"]
     needed += ["libcuda.so.1"] if view.mode == "gpu" else []
     missing = [name for name in needed if not (isinstance(tools.get(name), str) and tools[name])]
     unfit = [str(text) for text in ranks[0].get("unfit") or []]

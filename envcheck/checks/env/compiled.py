@@ -93,7 +93,8 @@ def _missing(torch: Any, rank: Rank, kind: str) -> list[str]:
         return [f"torch.compile (torch {torch.__version__} predates it)"]
     compiler, variable = ("C++ compiler", "CXX") if kind == "cpu" else ("C compiler", "CC")
     # One that a variable names and that does not work is a failure of the compilation.
-    needed = [*([] if os.environ.get(variable) else [compiler]), "Python.h", *(["triton"] if kind != "cpu" else [])]
+    needed = ["Python.h", "setuptools" if kind == "cpu" else "triton"]
+    needed += [] if os.environ.get(variable) else [compiler]
     found = compile_prerequisites.measure(rank)["found"]
     missing = [name for name in needed if not found[name]]
     if sys.version_info >= (3, 12) and tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):

@@ -37,7 +37,6 @@ APT = "/usr/lib/python3/dist-packages"
 FAMILY = re.compile(r"(torch|torchvision|torchaudio|triton) ")
 _SHOWN = 3
 # What a file imports and no metadata asks for, before a Python: TensorBoard 2.20, torch before 2.0, torch 2.6 to 2.8.
-# setuptools has had pkg_resources until 81.
 UNDECLARED = (
     ("tensorboard", "tensorboard/default.py", "pkg_resources", (4,), "tensorflow/tensorboard#7064"),
     ("torch.utils.cpp_extension", "torch/utils/cpp_extension.py", "pkg_resources", (4,), "geopavlakos/hamer#139"),

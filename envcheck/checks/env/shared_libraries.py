@@ -138,7 +138,6 @@ def _parts(site: Path, named: Iterable[str]) -> list[str]:
 def _on_path(name: str = "libcuda.so*") -> list[str]:
     directories = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
     found = [path for directory in directories for path in Path(directory).glob(name)]
-    # The loader takes the first of a major.
     return [*{re.sub(r"(\.so\.\d+).*", r"\1", path.name): str(path) for path in reversed(found)}.values()]
 
 

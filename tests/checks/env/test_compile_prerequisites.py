@@ -54,7 +54,7 @@ def missing() -> list[str]:
         ("bin/g++", "", ["C++ compiler"]),
         ("include/Python.h", "", ["Python.h"]),
         ("triton/backends/nvidia/bin/ptxas", "", ["ptxas"]),
-        ("triton/__init__.py", "", ["triton", "ptxas"]),
+        ("triton/__init__.py", "", ["triton", "ptxas", "setuptools"]),
         ("lib/libcuda.so.1", "", ["libcuda.so.1"]),
         ("", "CC", ["C compiler"]),
         ("", "CXX", ["C++ compiler"]),
