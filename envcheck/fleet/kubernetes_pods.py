@@ -123,9 +123,9 @@ def _resources(asked: dict[str, str], gpus: int, claims: list[dict[str, str]]) -
 def _gang(name: Gang, nodes: int) -> dict[str, Any]:
     """Return the object that has all pods of a group placed, or none, and what makes a pod one of them."""
     if name == "volcano":
+        named, of_volcano = {"scheduling.k8s.io/group-name": GROUP}, {"schedulerName": "volcano"}
         spec: dict[str, Any] = {"minMember": nodes}
-        named, pod = {"scheduling.k8s.io/group-name": GROUP}, {"schedulerName": "volcano"}
-        return {"api": "scheduling.volcano.sh/v1beta1", "spec": spec, "annotations": named, "pod": pod}
+        return {"api": "scheduling.volcano.sh/v1beta1", "spec": spec, "annotations": named, "pod": of_volcano}
+    pod = {"schedulingGroup": {"podGroupName": GROUP}}
     spec = {"schedulingPolicy": {"gang": {"minCount": nodes}}}
-    pod: dict[str, Any] = {"schedulingGroup": {"podGroupName": GROUP}}
     return {"api": "scheduling.k8s.io/v1beta1", "spec": spec, "annotations": {}, "pod": pod}
