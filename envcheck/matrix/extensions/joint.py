@@ -122,9 +122,8 @@ def _judged(rules: Rules, want: WantedExtension, place: CellOnHost) -> list[Fit]
         return [companion]
     releases = rules.releases(want)
     if not releases:
-        nothing = ExtensionRelease(version="", source=["none"])
-        known = ", ".join(row.version for row in want.extension.releases)
-        return [Fit(nothing, NOT_KNOWN, f"no release of {want} is on record, but {known}")]
+        reason = f"no release of {want} is on record, but {', '.join(row.version for row in want.extension.releases)}"
+        return [Fit(ExtensionRelease(version="", source=["none"]), NOT_KNOWN, reason)]
     fits = [rules.fit(name, release, place, third_party=rules.third_party) for release in releases]
     return [_with_dependencies(rules, name, each, place) for each in fits]
 
