@@ -68,8 +68,9 @@ def read(document: Document) -> PinnedFile:
     if name.endswith((".yml", ".yaml")) and re.search(r"(?m)^dependencies:", source.code):
         return _environment(source)
     lines = [*enumerate(source.code.split("\n"), 1)]
-    listed = name.endswith((".txt", ".in", "requirements.lock", "requirements-dev.lock"))
-    if document.kind == "requirements" or (listed and not _PIP.search(source.code)):
+    if document.kind == "requirements" or (
+        name.endswith((".txt", ".in", "requirements.lock", "requirements-dev.lock")) and not _PIP.search(source.code)
+    ):
         return PinnedFile(pins=tuple(_requirements(lines)))
     return _commands(source)
 

@@ -21,6 +21,10 @@ from envcheck.matrix.resolver.verdict import TOO_NEW
 _LAST_CONDA: Final = "2.5.1"
 # More than any lock has; each is held against those beside it.
 _MOST: Final = 5_000
+# Compiled packages whose projects keep a page of wheels for each torch, and what its URL says.
+_PAGES: Final = {"detectron2": "detectron2", "mmcv": "mmcv", "mmcv-full": "mmcv"} | dict.fromkeys(
+    ("pyg-lib", "torch-cluster", "torch-scatter", "torch-sparse", "torch-spline-conv"), r"pyg\.|geometric"
+)
 _REFUSED: Final = frozenset({TORCH_PINNED, TORCH_ABI, CUDA_MAJOR, NO_GPU_CODE, PINS_CONFLICT})
 # From these on, METADATA names no one torch (torchvision 0.29.1: torch>=2.14.0, torchaudio 2.11.0: none).
 _FREE: Final = {"torchvision": "0.29.1", "torchaudio": "2.11.0"}
@@ -189,7 +193,9 @@ class _Judge:
             named = f"this is the one of {variants[0]}" if variants else "it is not named"
             what = f"only PyTorch's index of {pin.local} has +{pin.local} wheels, and {named}"
             level: Level = "unreal" if pin.sure or pin.indexes else "outdated"
-            yield PinFinding(pin.line, "P102", level, what, f"write --index-url {_url(pin, pin.local)}")
+            # pip ignores an option behind a requirement.
+            where = "" if pin.sure else ", in requirements on a line of its own"
+            yield PinFinding(pin.line, "P102", level, what, f"write --index-url {_url(pin, pin.local)}{where}")
         extra = variants and not pin.local and all(index.extra for index in pin.indexes)
         if release and extra and not any(map(release.variant, variants)):
             took = f"torch {release.torch}+{release.pypi.get(self.arch, 'cpu')} of the Python index"
@@ -222,9 +228,6 @@ class _Judge:
         near = [other for other in torches if other.group == pin.group] or torches
         return near[0] if len({(other.exact, other.local) for other in near}) == 1 else None
 
-    def _stage(self, pin: Pin) -> int:
-        return sum(line <= pin.line for line, _ in self.file.bases)
-
     def library(self, pin: Pin) -> Iterator[PinFinding]:
         torch = self.beside(pin)
         answer = self.answer(torch) if torch else None
@@ -233,8 +236,8 @@ class _Judge:
             return
         if pin.name == "numpy":
             # torch 2.3 is the first for NumPy 2 (securefederatedai/openfederatedlearning#999).
-            apart = self._stage(torch) != self._stage(pin)
-            if not apart and key(release.torch) < key("2.3.0") and re.search(r"(==|~=|>=?)2", pin.specifier):
+            stages = {sum(line <= each.line for line, _ in self.file.bases) for each in (torch, pin)}
+            if len(stages) == 1 and key(release.torch) < key("2.3.0") and re.search(r"(==|~=|>=?)2", pin.specifier):
                 what = f'torch {release.torch} is built for NumPy 1: with NumPy 2, "Numpy is not available"'
                 yield PinFinding(pin.line, "P109", "unreal", what, "write numpy<2")
             return
@@ -274,11 +277,12 @@ class _Judge:
 
     def extension(self, pin: Pin) -> Iterator[PinFinding]:
         extension, torch = self.extensions.find(pin.name), self.beside(pin)
-        # pt28cu128, torch2.4cxx11abiTRUE, pt2.5.1cu124, torch250cu124
-        built = re.match(r"(?:torch|pt)(\d)\.?(\d+)", pin.local)
+        # pt28cu128, torch2.4cxx11abiTRUE, pt2.5.1cu124, torch250cu124; a page's torch-2.4.0+cu121.html, cu118/torch2.0
+        page = next((each.url for each in pin.indexes if re.search(_PAGES.get(pin.name, "(?!)"), each.url)), "")
+        built = re.search(r"(?:torch|pt)-?(\d)\.?(\d+)", pin.local or page)
         major, minor, micro = (torch.exact if torch and torch.exact else "..").split(".")[:3]
         if torch and major and built and (built[1] != major or built[2] not in {minor, minor + micro}):
-            what = f"this wheel is built for {pin.local}: the torch beside it lacks symbols that it needs"
+            what = f"this wheel is built for {built[0]}: the torch beside it lacks symbols that it needs"
             yield PinFinding(pin.line, "P105", "unreal", what, f"take the project's wheel for {torch.text}")
         one = re.fullmatch(r"==[^,*]+", pin.specifier) and pin.channels is None
         plain = self.answer(torch) if torch and extension and one else None

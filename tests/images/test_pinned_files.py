@@ -62,6 +62,11 @@ LINES = [
     ("uv pip install torch==2.8.0+cu128 --torch-backend=cu128", ""),
     ("pip install torch==1.8.2+cu111 torchvision==0.9.2+cu111 -f https://x.example/whl/lts/1.8/torch_lts.html", ""),
     ("pip install torch==2.8.0+cu128", "P102"),
+    # rusty1s/pytorch_scatter#371
+    ("pip install torch==2.4.1\npip install torch_scatter -f https://data.pyg.org/whl/torch-2.3.0+cu121.html", "P105"),
+    ("pip install torch==2.4.1\npip install torch_scatter -f https://data.pyg.org/whl/torch-2.4.0+cu121.html", ""),
+    ("pip install torch==2.4.1\npip install torch-ema -f https://data.pyg.org/whl/torch-2.3.0+cu121.html", ""),
+    ("pip install torch==2.1.0\npip install mmcv==2.1.0 -f https://x.example/mmcv/dist/cu118/torch2.0/a.html", "P105"),
     (
         "pip install torch==2.5.1 https://x.example/flash_attn-2.7.3+cu12torch2.4cxx11abiTRUE-cp310-l.whl",
         "P105",
@@ -300,9 +305,7 @@ def test_a_name_gives_the_terminal_no_orders(tmp_path: Path) -> None:
 
 
 def test_an_apptainer_file_and_a_lock_of_rye_are_read() -> None:
-    image = read(
-        Document("app.def", "Bootstrap: docker\nFrom: pytorch/pytorch:2.1.0-cuda11.8-cudnn8-runtime\n", "settings")
-    )
+    image = read(Document("app.def", "From: pytorch/pytorch:2.1.0-cuda11.8-cudnn8-runtime\n", "settings"))
     assert [(pin.name, pin.exact, pin.local) for pin in image.pins] == [("torch", "2.1.0", "cu118")]
     lock = read(Document("requirements.lock", "torch==2.6.0\n    # via here\n", "settings"))
     assert [(pin.name, pin.exact) for pin in lock.pins] == [("torch", "2.6.0")]
