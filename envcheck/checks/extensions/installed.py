@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from envcheck.binaries import native_library
 from envcheck.binaries.elf import BinaryError, Elf
 from envcheck.binaries.native_library import Library, read_library
-from envcheck.checks.support.package_files import key
+from envcheck.checks.support.package_files import EDITABLE, key
 
 # What the others stand on: torch and triton are judged by their own checks, and NVIDIA's packages bring the libraries.
 KNOWN: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("known.json").read_text(encoding="utf-8"))
@@ -119,7 +119,9 @@ def _libraries(dist: importlib.metadata.Distribution, root: Path) -> list[str]:
     """
     name, files = key(dist.metadata["Name"]), _listed(dist)
     listed = [path for path in files or [] if _LIBRARY.search(path)]
-    if not listed and (files is None or _is_editable(dist)):
+    # RECORD leaves out the package itself, by PEP 660 or setuptools' own list of sources.
+    editable = EDITABLE.search(dist.read_text("direct_url.json") or "") or dist.read_text("SOURCES.txt") is not None
+    if not listed and (files is None or editable):
         listed = _beside_modules(dist, root)
     elif name in KNOWN:
         found = (root / import_name(name).replace(".", "/")).rglob("*.so*")
@@ -133,11 +135,6 @@ def _listed(dist: importlib.metadata.Distribution) -> list[str] | None:
     if record is not None:
         return [row[0] for row in csv.reader(record.splitlines()) if row]
     return None if dist.files is None else [str(path) for path in dist.files]
-
-
-def _is_editable(dist: importlib.metadata.Distribution) -> bool:
-    """Return whether RECORD leaves out the package itself: PEP 660's, or setuptools' own list of sources."""
-    return '"editable": true' in (dist.read_text("direct_url.json") or "") or dist.read_text("SOURCES.txt") is not None
 
 
 def _beside_modules(dist: importlib.metadata.Distribution, root: Path) -> list[str]:

@@ -29,6 +29,8 @@ CONDA = {"torch": ("pytorch", "libtorch"), "triton": ("torchtriton", "pytorch-tr
 # libs-cu13 puts other files in the places of libs-base's, and the GPU decides which serve: NVIDIA/cutlass#3170, #3227,
 # vllm-project/vllm#40082, sgl-project/sglang#25938.
 OVERLAID = re.compile("nvidia-cutlass-dsl")
+# PEP 610, as pip and uv write it: the files are in a checkout, where PyTorch's README has them built (pytorch#195737).
+EDITABLE = re.compile(r'"editable":\s*true')
 # What conda makes at installation, or links to files that have digests of their own.
 MADE = ("pyc_file", "unix_python_entry_point", "directory", "softlink")
 # What Python or its tools run at every start, or import before anything else.
@@ -71,7 +73,8 @@ def packages() -> list[Package]:
 
 def _package(name: str, dist: importlib.metadata.Distribution) -> Package:
     where = Path(str(getattr(dist, "_path", "")))
-    listed = list(_record(dist.read_text("RECORD") or "", where.parent, name))
+    record = "" if EDITABLE.search(dist.read_text("direct_url.json") or "") else dist.read_text("RECORD")
+    listed = list(_record(record or "", where.parent, name))
     # conda writes its prefix and library paths into files after RECORD was made, and keeps the digests of the result.
     conda = _conda(name) if (dist.read_text("INSTALLER") or "").strip() == "conda" or not listed else []
     ledger = "conda-meta" if conda else "RECORD" if listed else ""

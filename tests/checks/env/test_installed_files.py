@@ -84,6 +84,13 @@ def install_again(site: Path) -> None:
     (site / "torch-9.8.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.8.0\n")
 
 
+def checkout(site: Path) -> None:
+    """Install torch as its README says, `pip install -e .`: pytorch/pytorch#195737."""
+    (site / INFO / "direct_url.json").write_text('{"dir_info": {"editable": true}, "url": "file:///src"}')
+    (site / INFO / "RECORD").write_text(line(site / INFO / "METADATA", f"{INFO}/METADATA"))
+    (site / "torch/version.py").unlink()
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "an edited constant": (rewrite("torch/nn.py", "EPS = 1e-3\n"), FAIL, "torch/nn.py was changed"),
     "a missing file": (lambda site: (site / "torch/nn.py").unlink(), FAIL, "torch/nn.py is missing"),
@@ -105,6 +112,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str, str]] = {
     ),
     "a .pth that runs": (rewrite("x.pth", "import torch\n"), FAIL, "x.pth runs whenever Python starts"),
     "no RECORD": (lambda site: (site / INFO / "RECORD").unlink(), WARN, "torch has no list of installed files"),
+    "a checkout": (checkout, WARN, "torch has no list of installed files"),
 }
 
 

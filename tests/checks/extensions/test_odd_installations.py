@@ -16,7 +16,7 @@ from tests.checks.extensions.conftest import measure, write_package
 from tests.elf_files import MadeLibrary, library
 
 LIBRARY = library(MadeLibrary(needed=["libc10.so", "libcudart.so.99"]))
-EDITABLE = json.dumps({"url": "file:///src", "dir_info": {"editable": True}})
+EDITABLE = json.dumps({"url": "file:///src", "dir_info": {"editable": True}}, separators=(",", ":"))  # uv's
 
 
 def unlisted(site: Path, name: str, kept: str) -> None:
