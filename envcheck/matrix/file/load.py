@@ -19,7 +19,7 @@ from envcheck.matrix.facts.model import Matrix
 from envcheck.safe_files import put, read_whole
 
 if TYPE_CHECKING:
-    from envcheck.matrix.file.yaml_lines import YamlDocument
+    from envcheck.yaml_lines import YamlDocument
 
 _Row = TypeVar("_Row")
 _AT: Final = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key in )?(?P<path>[^`]*)`)?", re.DOTALL)
@@ -86,7 +86,7 @@ def typed(raw: bytes, name: str, row: type[_Row], like: str = _MATRIX) -> tuple[
 
     `like` is the shipped file of that kind, which errors point to.
     """
-    from envcheck.matrix.file.yaml_lines import parse  # noqa: PLC0415 (a matrix that was read before needs no YAML)
+    from envcheck.yaml_lines import parse  # noqa: PLC0415 (a matrix that was read before needs no YAML)
 
     try:
         text = raw.decode()

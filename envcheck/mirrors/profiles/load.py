@@ -17,6 +17,7 @@ import msgspec
 import yaml
 
 from envcheck import safe_files
+from envcheck.counting import printable
 from envcheck.errors import ConfigError, refuse
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.host_config import host_profile
@@ -30,6 +31,7 @@ from envcheck.mirrors.profiles.model import (
     has_userinfo,
     redacted,
 )
+from envcheck.yaml_lines import refuse_shape
 
 Kind = Literal["pypi", "pytorch", "hf", "apt", "conda", "npm", "registry", "modelscope"]
 # Names that are not presets: the clients' defaults, this machine's configuration, the choice of `envcheck mirror use`.
@@ -173,7 +175,6 @@ def _with_absolute_paths(profile: Profile, path: Path) -> Profile:
     return msgspec.structs.replace(profile, ca=ca, netrc=netrc, credentials=credentials)
 
 
-_DEEPEST: Final = 32
 _TEXT_TAG: Final = "tag:yaml.org,2002:str"
 # A quoted part of YAML's problem that is no content of the file: a sign, an escape, a token such as <stream end>.
 _YAML_SIGN: Final = r"""'(?:.|\\.|<[a-z ]+>)'|"'\""""
@@ -199,26 +200,13 @@ def _read_mapping(data: bytes, path: Path, kind: str) -> tuple[dict[Any, Any], L
 
 
 def _shown(key_path: str) -> str:
-    return _printable(redacted(key_path.removeprefix("$").removeprefix("."))) or "profile"
+    return printable(redacted(key_path.removeprefix("$").removeprefix("."))) or "profile"
 
 
 def _read_yaml(data: bytes, path: Path) -> tuple[list[tuple[str, int, str]], Any]:
-    """Return the key path, line and text of each value (see `_walk`), and the values.
-
-    Refuse aliases, which can be recursive, and nesting that no profile has.
-    """
-    depth = 0
+    """Return the key path, line and text of each value (see `_walk`), and the values."""
     try:
-        for event in yaml.parse(data, Loader=yaml.SafeLoader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            line = f"{path}:{event.start_mark.line + 1}" if event.start_mark else str(path)
-            if depth > _DEEPEST:
-                refuse(f"{line}: nested more than {_DEEPEST} deep", "close the brackets, or correct the indentation")
-            if isinstance(event, yaml.AliasEvent):
-                refuse(
-                    f"{line}: YAML aliases are not supported",
-                    "write the value out, or quote a text that begins with *",
-                )
+        refuse_shape(yaml.parse(data, Loader=yaml.SafeLoader), str(path))
         node = yaml.compose(data, Loader=yaml.SafeLoader)
         rows = list(_walk(node, path))
         return rows, None if node is None else yaml.SafeLoader("").construct_document(node)
@@ -264,10 +252,6 @@ def _walk(node: yaml.Node | None, path: Path, at: str = "$") -> Iterator[tuple[s
             yield below, line, ""
 
 
-def _printable(text: str) -> str:
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
-
-
 def _mapped_items(value: dict[Any, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield key path, value and type of each item of a profile's mappings, of which msgspec's errors name no key."""
     conda = value.get("conda")
@@ -297,7 +281,7 @@ def _convert(value: Any, kind: type[T], locate: LocateKey, root: str, fix: str) 
 def _error_with_line(error: msgspec.ValidationError, kind: Any, locate: LocateKey, root: str, fix: str) -> ConfigError:
     # The problem may quote the profile, so the key path is what follows the last mark. A message without a key path is
     # about the value itself and quotes no key: `_convert` has refused the value's own unknown keys.
-    problem, _, inner = _printable(str(error)).rpartition(" - at `$")
+    problem, _, inner = printable(str(error)).rpartition(" - at `$")
     problem, inner = (problem, inner.rstrip("`")) if problem else (inner, "")
     if root + inner == "$.hf.token":
         fix = "write never or allow; keep the token itself in HF_TOKEN, or in a file that `credentials:` names"

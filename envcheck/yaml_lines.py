@@ -41,7 +41,7 @@ def parse(text: str, name: str, like: str = "matrix.yaml") -> YamlDocument:
     """Return the document in `text`. Errors call the file `name`, the shipped one `like`. Raises ConfigError."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        _refuse_shape(yaml.parse(text, Loader=loader), name)
+        refuse_shape(yaml.parse(text, Loader=loader), name)
         root = yaml.compose(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
@@ -53,14 +53,18 @@ def parse(text: str, name: str, like: str = "matrix.yaml") -> YamlDocument:
     return YamlDocument(root, name)
 
 
-def _refuse_shape(events: Iterable[yaml.Event], name: str) -> None:
-    """Refuse aliases, which can be recursive and have no line of their own, and nesting deeper than any fact needs."""
+def refuse_shape(events: Iterable[yaml.Event], name: str) -> None:
+    """Refuse aliases, which can be recursive and have no line of their own, and nesting deeper than any fact needs.
+
+    No message repeats an alias: a secret can begin with a *.
+    """
     depth = 0
     for event in events:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, yaml.AliasEvent):
-            refuse(f"{name}:{line}: the alias *{event.anchor}: aliases are not read here", "write the value out")
+            fix = "write the value out, or quote a text that begins with *"
+            refuse(f"{name}:{line}: YAML aliases are not supported", fix)
         if depth > _DEEPEST:
             refuse(f"{name}:{line}: nested more than {_DEEPEST} deep", "close the brackets, or correct the indentation")
 
