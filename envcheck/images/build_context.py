@@ -24,7 +24,7 @@ from envcheck.images.dockerfile import write as write_files
 from envcheck.images.lockfile import Lock, parse_lock
 from envcheck.images.spec import ImageSpec
 from envcheck.images.wheels import local_wheels, refused_wheels
-from envcheck.mirrors.profiles.host_config import apt_sources, base_urls, ca_bundle
+from envcheck.mirrors.profiles.host_config import apt_sources, base_urls, ca_bundle, certificates, system_roots
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, hf_environment, network_indexes
 from envcheck.mirrors.settings import RenderOptions, apt_sources_of, client_file
 
@@ -217,6 +217,10 @@ def _write_apt(spec: ImageSpec, profile: Profile, directory: Path) -> None:
     # In the base image it is the mount that this path names.
     for name, text in apt_sources_of(bases, distro, suite, "/run/mirror/apt").items():
         (directory / name).write_text(text)
+    roots = None if profile.ca else system_roots()
+    if roots and any(base.startswith("https://") for base in bases):
+        # A slim base has no certificates yet: its apt would ask no https mirror (tuna/issues#2396).
+        (directory.parent / "ca.pem").write_text(certificates([roots.read_text()]))
 
 
 def _write_tool(out: Path, matrix: Path | None, tool: Path) -> None:

@@ -168,6 +168,8 @@ def _fetched(settings: Settings, options: FetchOptions, done: list[FetchedFile],
         sizes: list[int | None] = [file.size for file in requested.files]
         fetch: _Fetch = partial(fetch_revision, requested, endpoints, options.output)
         then = f"use it with HF_HUB_OFFLINE=1 HF_HUB_CACHE={options.output.absolute()}"
+        # A client that names no revision looks for refs/main (huggingface_hub#4492).
+        then += "" if requested.ref == "main" else f", and with revision={requested.ref or requested.revision!r}"
     else:
         files = [requested] if isinstance(requested, WantedFile) else _located(requested, profile, client, options)
         sizes, names = [want.expected for want in files], {}

@@ -101,6 +101,19 @@ def test_it_holds_all_that_a_build_copies_or_mounts(spec: ImageSpec, tmp_path: P
     assert not (context.path / "mirror/os/ca.pem").exists()
 
 
+def test_https_mirrors_of_apt_come_with_this_machine_s_roots(
+    spec: ImageSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """github.com/tuna/issues/issues/2396: a slim base has no certificates, and all presets' mirrors are https."""
+    root = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+    (tmp_path / "roots.pem").write_text(f"# a comment\n{root}")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "roots.pem"))
+    for scheme, written in (("https", root), ("http", None)):
+        context = write([spec], Profile(name="t", apt=[f"{scheme}://mirror.example"]), tmp_path / scheme)
+        ca = context.path / "mirror/os/ca.pem"
+        assert (ca.read_text() if ca.exists() else None) == written
+
+
 def test_modes_do_not_depend_on_the_umask_nor_change_the_sites_files(
     locked: ImageSpec, torch_wheels: Path, tmp_path: Path
 ) -> None:

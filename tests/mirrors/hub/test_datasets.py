@@ -68,6 +68,8 @@ def test_it_lies_where_huggingface_hub_looks_for_datasets(server: Hub, tmp_path:
     assert (folder / "refs/main").exists() == (not revision)
     assert not (tmp_path / "to/models--owner--tiny").exists()
     assert "use it with HF_HUB_OFFLINE=1 HF_HUB_CACHE=" in text
+    # github.com/huggingface/huggingface_hub/pull/4492: without refs/main a client must name the revision.
+    assert (f"and with revision='{COMMIT}'" in text) == bool(revision)
 
 
 def test_a_lock_of_a_dataset_is_of_the_dataset(server: Hub, tmp_path: Path) -> None:
