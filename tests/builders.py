@@ -13,7 +13,7 @@ from envcheck.reports.model import HostFacts, RunReport
 from envcheck.runner.judging import Evidence, apply_rules, verdict
 from envcheck.runner.launcher import Place
 from envcheck.runner.planning import CheckModule
-from envcheck.runner.schema import OutcomeRow, Plan, PlannedCheck, TargetFacts
+from envcheck.runner.schema import LimitRow, OutcomeRow, Plan, PlannedCheck, TargetFacts
 
 DATA = Path(__file__).parent / "data"
 H100 = "NVIDIA H100 80GB HBM3"
@@ -97,6 +97,17 @@ def check_module(
 def row(identity: str, status: Any = "pass", summary: str | None = None, **more: Any) -> OutcomeRow:
     message = f"{identity} said so" if summary is None else summary
     return OutcomeRow(**{"id": identity, "kind": "env", "status": status, "summary": message, **more})
+
+
+# What is too slow, as each form of a report shows it.
+SLOW = row(
+    "nccl",
+    "fail",
+    value=312.5,
+    unit="GB/s",
+    limit=LimitRow(value=380.0, unit="GB/s", source="a data sheet", kind="at least"),
+    remedy="restart it",
+)
 
 
 def planned(identity: str, **changes: Any) -> PlannedCheck:

@@ -69,7 +69,6 @@ THOROUGH = (
     "tests/registry/test_hostile.py",
     "tests/registry/test_keyless.py",
     "tests/registry/test_killed.py",
-    "tests/registry/test_podman.py",
     "tests/registry/test_secured.py",
     "tests/runner/worker/test_lost_rank.py",
     "tests/simulated",

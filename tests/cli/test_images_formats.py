@@ -3,12 +3,17 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packageurl import PackageURL
 
 from envcheck.cli import cli
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, UnavailableError
 from tests.tables import each
+from tests.wheels import wheel
 
 CELL = "torch2.13.0-cpu-py311"
 OTHER = "torch2.13.0-cu130-py311"
@@ -83,3 +88,73 @@ def test_a_cell_without_a_lock_is_left_out_and_named(tmp_path: Path) -> None:
     shown = run("--images", str(tmp_path / "images"), CELL, "--format", "github")
     assert (shown.exit_code, shown.stdout) == (0, '{"include":[]}\n')
     assert f"{CELL} is left out: it has no lock; run `envcheck lock {CELL}`" in shown.stderr
+
+
+RUNTIME = "torch2.4.1-cu121-py310"  # published as this one target
+
+
+def test_it_is_printed_and_unknown_licences_are_counted(tmp_path: Path) -> None:
+    wheel(tmp_path, "mpmath", "1.3.0", metadata="License: BSD\n")
+    command = ["images", "sbom", CELL, "--metadata", str(tmp_path)]
+    shown = CliRunner().invoke(cli, command, env={"SOURCE_DATE_EPOCH": "0"})
+    assert shown.exit_code == 0, shown.output
+    document = json.loads(shown.stdout)
+    assert (document["bomFormat"], document["metadata"]["timestamp"]) == ("CycloneDX", "1970-01-01T00:00:00Z")
+    total = len(document["components"])
+    assert f"{total - 1} of {total} licences are not known: give --metadata DIR" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([RUNTIME, "--target", "jupyter"], f"{RUNTIME} is not published as jupyter; choose --target runtime"),
+        (["torch2.13*"], "'torch2.13*' names 5 cells; name one at a time, e.g. torch2.13.0-cpu-py311"),
+        (["torch1.0"], "no published cell is named 'torch1.0'"),
+    ],
+)
+def test_what_is_no_image_is_one_line(arguments: list[str], message: str) -> None:
+    error = CliRunner().invoke(cli, ["images", "sbom", *arguments]).exception
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith(message)
+
+
+DOCKER = """#!/bin/sh
+case $1 in
+version) echo 28.0 ;;
+image) echo '[{{"Id": "sha256:1", "Size": 1, "Config": {{"Labels": {labels}}}, "RootFS": {{"Layers": []}}}}]' ;;
+run)
+  echo 'WARNING: of the engine' >&2
+  printf 'os\tdebian\t12\n'
+  printf 'installed\tlibssl3\t1:3.0.1~deb12+2\tamd64\topenssl\t3.0.1-1\nconfig-files\tgone\t1\tall\tgone\t1\n' ;;
+esac
+"""
+
+
+def test_the_distributions_packages_are_those_of_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    command = ["images", "sbom", CELL, "--image", "envcheck/torch:x"]
+    for cell in (CELL, "torch2.13.0-cpu-py312"):
+        labels = json.dumps({"envcheck.cell": cell, "envcheck.target": "runtime"})
+        (tmp_path / "docker").write_text(DOCKER.format(labels=labels))
+        (tmp_path / "docker").chmod(0o755)
+        shown = CliRunner().invoke(cli, command)
+        if cell != CELL:
+            assert f"envcheck/torch:x is no image of {CELL} runtime that docker has" in str(shown.exception)
+            continue
+        assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(shown.stdout) is None
+        document = json.loads(shown.stdout)
+        system, package = document["components"][-2:]
+        assert (system["type"], system["name"], system["version"]) == ("operating-system", "debian", "12")
+        parsed = PackageURL.from_string(package["purl"])
+        assert (parsed.to_string(), parsed.version) == (package["purl"], "1:3.0.1~deb12+2")
+        assert parsed.qualifiers == {"arch": "amd64", "distro": "debian-12", "upstream": "openssl@3.0.1-1"}
+        assert document["metadata"]["component"]["description"].endswith("From the image: the distribution's.")
+
+
+def test_a_date_that_is_none_and_a_cell_without_a_lock_are_one_line(tmp_path: Path) -> None:
+    for date in ("today", "9" * 20):
+        error = CliRunner().invoke(cli, ["images", "sbom", CELL], env={"SOURCE_DATE_EPOCH": date}).exception
+        assert f"SOURCE_DATE_EPOCH is {date!r}, not seconds since 1970" in str(error)
+    (tmp_path / "images").mkdir()
+    error = CliRunner().invoke(cli, ["images", "sbom", CELL, "--images", str(tmp_path / "images")]).exception
+    assert f"{CELL} has no lock; run `envcheck lock {CELL}`" in str(error)

@@ -178,9 +178,7 @@ def test_the_same_done_harmlessly_raises_no_alarm(variant: Row, made: Made) -> N
     assert {row.id: row.summary for row in alarms(report).values()} == {}
 
 
-def test_the_catalogue_is_large_enough_and_says_each_thing_once() -> None:
+def test_a_row_has_no_field_that_nothing_reads() -> None:
     checks = {"torch", *(module.id for module in discover())}
-    names = [row["name"] for row in ROWS]
-    assert len({*names}) == len(names) >= 60
     assert {key for row in ROWS for key in row} <= FIELDS
     assert {check for row in ROWS for check in [row["found"]["check"], *row["found"].get("also", [])]} <= checks

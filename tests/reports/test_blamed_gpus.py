@@ -1,12 +1,10 @@
 """Which GPU a finding is about: by its UUID in words or details, or by its rank; a pass blames nobody."""
 
-from collections.abc import Callable
 from typing import Any
 
 from envcheck.node.snapshot import Gpu, Snapshot
-from envcheck.reports.model import RunReport
 from envcheck.reports.phrases import culprits
-from tests.builders import row
+from tests.builders import report, row
 from tests.tables import each
 
 RANKS = [{"rank": i, "device": f"GPU-{i}"} for i in range(3)]
@@ -26,9 +24,7 @@ RANKS = [{"rank": i, "device": f"GPU-{i}"} for i in range(3)]
     ],
 )
 @each("status", ["warn", "fail", "error", "pass", "skip"])
-def test_findings_blame_the_gpus_they_name(
-    report: Callable[..., RunReport], finding: dict[str, Any], blamed: list[str], status: str
-) -> None:
+def test_findings_blame_the_gpus_they_name(finding: dict[str, Any], blamed: list[str], status: str) -> None:
     outcome = row("x", status, **finding)
     data = culprits(report(outcome, snapshot=Snapshot("", {}, [Gpu(f"GPU-{i}") for i in range(3)])))
     expected = blamed if status in ("warn", "fail", "error") else []

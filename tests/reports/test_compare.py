@@ -1,7 +1,6 @@
 """What changed between two runs: found where it is real, not where it is noise, and never by a GPU's index."""
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,12 @@ from msgspec import structs
 
 from envcheck.node.snapshot import Gpu, Snapshot
 from envcheck.reports.compare import compare, lines
-from envcheck.reports.model import RunReport, load
+from envcheck.reports.model import load
 from envcheck.reports.redact import redact
 from envcheck.runner.schema import OutcomeRow, Plan
-from tests.builders import row
+from tests.builders import report, row
 from tests.tables import each
 
-MakeReport = Callable[..., RunReport]
 REPORTS = Path(__file__).parents[1] / "data" / "reports"
 SIZES = [1 << 20 << (2 * i) for i in range(7)]
 
@@ -50,7 +48,7 @@ def curves(factor: float, noise: float = 0.0, seed: int = 1) -> OutcomeRow:
     return row("nccl", "pass", ranks=ranks)
 
 
-def test_a_run_compared_with_itself_has_not_changed(report: MakeReport) -> None:
+def test_a_run_compared_with_itself_has_not_changed() -> None:
     made = report(rate(700.0), curves(1.0))
     actual = compare(made, made)
     assert (actual.changes, actual.exit_code) == ([], 0)
@@ -58,13 +56,13 @@ def test_a_run_compared_with_itself_has_not_changed(report: MakeReport) -> None:
 
 
 @each(("after", "worse"), [(668.0, []), (664.0, ["gemm value"])])
-def test_a_speed_is_slower_from_the_threshold_on(report: MakeReport, after: float, worse: list[str]) -> None:
+def test_a_speed_is_slower_from_the_threshold_on(after: float, worse: list[str]) -> None:
     actual = compare(report(rate(700.0)), report(rate(after)))
     assert [change.what for change in actual.regressions] == worse
     assert actual.exit_code == (1 if worse else 0)
 
 
-def test_more_is_better_or_worse_by_the_unit(report: MakeReport) -> None:
+def test_more_is_better_or_worse_by_the_unit() -> None:
     slow = row("latency", "pass", value=20.0, unit="us")
     fast = row("latency", "pass", value=10.0, unit="us")
     assert compare(report(fast), report(slow)).regressions[0].shift == 1.0
@@ -73,7 +71,7 @@ def test_more_is_better_or_worse_by_the_unit(report: MakeReport) -> None:
     assert ([c.worse for c in faster.changes], faster.exit_code) == ([False], 0)
 
 
-def test_gpus_are_told_apart_by_uuid_not_by_index(report: MakeReport) -> None:
+def test_gpus_are_told_apart_by_uuid_not_by_index() -> None:
     before = report(gpus({"GPU-a": 700.0, "GPU-b": 650.0, "GPU-c": 700.0}))
     swapped = report(gpus({"GPU-b": 650.0, "GPU-c": 700.0, "GPU-a": 700.0}))
     assert compare(before, swapped).changes == []
@@ -81,7 +79,7 @@ def test_gpus_are_told_apart_by_uuid_not_by_index(report: MakeReport) -> None:
     assert [(change.gpu, change.what) for change in actual.changes] == [("GPU-c", "gemm values.bf16")]
 
 
-def test_a_steady_curve_that_is_slower_is_told_and_a_noisy_one_is_not(report: MakeReport) -> None:
+def test_a_steady_curve_that_is_slower_is_told_and_a_noisy_one_is_not() -> None:
     steady = compare(report(curves(1.0, 0.005)), report(curves(1.08, 0.005, seed=2)))
     assert [change.gpu for change in steady.regressions] == ["GPU-1"]
     noisy = compare(report(curves(1.0, 0.3)), report(curves(1.08, 0.3, seed=2)))
@@ -93,7 +91,7 @@ STATUSES = ("pass", "warn", "skip", "error", "fail")
 
 @each("old", STATUSES)
 @each("new", STATUSES)
-def test_only_pass_is_a_pass(report: MakeReport, old: str, new: str) -> None:
+def test_only_pass_is_a_pass(old: str, new: str) -> None:
     actual = compare(report(row("x", old, remedy="r")), report(row("x", new, remedy="r")))
     assert bool(actual.regressions) is (STATUSES.index(new) > STATUSES.index(old))
     assert [c.worse for c in actual.changes if c.kind == "status"] == (
@@ -101,13 +99,13 @@ def test_only_pass_is_a_pass(report: MakeReport, old: str, new: str) -> None:
     )
 
 
-def test_a_gpu_that_is_gone_is_a_regression_and_a_new_one_is_not(report: MakeReport) -> None:
+def test_a_gpu_that_is_gone_is_a_regression_and_a_new_one_is_not() -> None:
     both, one = (report(row("x", "pass"), snapshot=nodes(*u), environment={}) for u in (("GPU-1", "GPU-2"), ("GPU-1",)))
     assert [(c.gpu, c.after) for c in compare(both, one).regressions] == [("GPU-2", "gone")]
     assert compare(one, both).regressions == []
 
 
-def test_a_check_lost_to_a_kill_is_a_regression(report: MakeReport) -> None:
+def test_a_check_lost_to_a_kill_is_a_regression() -> None:
     whole = report(row("x", "pass"), row("y", "pass"))
     cut = report(row("x", "pass"), plan=Plan(level="quick", checks=whole.plan.checks, nproc=2), ended="")
     assert [(c.what, c.after) for c in compare(whole, cut).regressions] == [("y", "never ran")]
@@ -115,7 +113,7 @@ def test_a_check_lost_to_a_kill_is_a_regression(report: MakeReport) -> None:
     assert (left_out.regressions, left_out.notes) == ([], ["only in the first: y"])
 
 
-def test_a_cpu_run_is_not_held_against_a_gpu_run(report: MakeReport) -> None:
+def test_a_cpu_run_is_not_held_against_a_gpu_run() -> None:
     actual = compare(report(rate(700.0)), report(rate(1.0), mode="cpu"))
     assert [change.kind for change in actual.regressions] == []
     assert "no speed was compared" in actual.notes[0]
@@ -136,7 +134,7 @@ def test_a_skip_for_other_ranks_is_no_regression_unless_gpus_went(before: str, a
     assert {c.worse for c in actual.changes if c.before.startswith("skip") and c.after.startswith("pass")} <= {None}
 
 
-def test_it_is_read_at_80_columns_and_by_programs(report: MakeReport) -> None:
+def test_it_is_read_at_80_columns_and_by_programs() -> None:
     before = report(gpus({f"GPU-{i}" + "0" * 36: 700.0 for i in range(3)}), row("x", "pass"))
     after = report(
         gpus({f"GPU-{i}" + "0" * 36: 500.0 for i in range(3)}), row("x", "fail", summary="w " * 99, remedy="r")
@@ -149,7 +147,7 @@ def test_it_is_read_at_80_columns_and_by_programs(report: MakeReport) -> None:
     assert msgspec.json.decode(msgspec.json.encode(actual))["schema"] == "envcheck/comparison/1"
 
 
-def test_a_speed_that_is_measured_no_more_is_a_regression(report: MakeReport) -> None:
+def test_a_speed_that_is_measured_no_more_is_a_regression() -> None:
     ranks = [{"rank": 0, "is_cuda": True, "device": "GPU-1", "values": {"bf16": 700.0, "fp8": 1300.0}}]
     both = row("gemm", "pass", unit="TFLOP/s", ranks=ranks)
     actual = compare(report(both), report(gpus({"GPU-1": 700.0})))
@@ -178,9 +176,7 @@ def collectives(latency: float, seconds: float) -> OutcomeRow:
         (20.0, 1.1, ["curves.all-gather.seconds"]),
     ],
 )
-def test_each_collective_is_held_against_itself(
-    report: MakeReport, latency: float, seconds: float, worse: list[str]
-) -> None:
+def test_each_collective_is_held_against_itself(latency: float, seconds: float, worse: list[str]) -> None:
     actual = compare(report(collectives(20.0, 1.0)), report(collectives(latency, seconds)))
     assert [c.what.split()[1] for c in actual.regressions] == worse
 

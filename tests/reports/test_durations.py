@@ -1,17 +1,13 @@
 """How long, how often and how evenly, in words."""
 
-from collections.abc import Callable
 from typing import Any
 
 from msgspec import structs
 
 from envcheck.reports import phrases
-from envcheck.reports.model import RunReport
 from envcheck.runner.schema import Attempt, OutcomeRow, Plan, Spread, Timing
-from tests.builders import planned, row
+from tests.builders import planned, report, row
 from tests.tables import each
-
-MakeReport = Callable[..., RunReport]
 
 
 def timed(identity: str, seconds: float, planned: float, **more: Any) -> OutcomeRow:
@@ -45,7 +41,7 @@ def test_what_is_said_before_it_begins(choices: dict[str, Any], message: str) ->
     assert phrases.extent(plan(2.0, 10.0, **choices)) == message
 
 
-def test_time_taken_stands_beside_time_planned(report: MakeReport) -> None:
+def test_time_taken_stands_beside_time_planned() -> None:
     rows = [timed("short", 0.2, 0.5), timed("over", 7.04, 2.0), timed("under", 0.9, 5.0)]
     rows += [timed("skipped", 0.0, 9.0), timed("left", 0.0, 9.0, left_out=True)]
     rows += [timed("not here", 0.1, 10.0, status="skip")]

@@ -4,7 +4,6 @@ import codecs
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,13 @@ import pytest
 from envcheck.cli.commands.report import schema_of
 from envcheck.errors import ConfigError
 from envcheck.reports import model
-from envcheck.reports.model import RunReport, encode, load, write
+from envcheck.reports.model import encode, load, rejudge, write
 from envcheck.runner.execute import Run
 from envcheck.runner.local_python import ChosenPython, LocalPython
 from envcheck.runner.schema import LimitRow, OutcomeRow, Plan
 from envcheck.runner.worker_session import RunPlan
+from tests.builders import report
 
-MakeReport = Callable[..., RunReport]
 SCHEMA = Path(model.__file__).with_name("report.schema.json")
 
 FAIL = OutcomeRow(
@@ -47,7 +46,7 @@ def conforms(text: str, directory: Path) -> bool:
     return subprocess.run([*argv, str(directory / "instance.json")], capture_output=True, check=False).returncode == 0
 
 
-def test_a_report_conforms_and_what_is_none_is_not_read(report: MakeReport, tmp_path: Path) -> None:
+def test_a_report_conforms_and_what_is_none_is_not_read(tmp_path: Path) -> None:
     made: dict[str, Any] = json.loads(encode(report(FAIL)))
     changes: tuple[dict[str, Any], ...] = (
         {"schema": "envcheck/report/2"},
@@ -75,7 +74,7 @@ def test_names_that_are_no_text_are_written_as_escapes(tmp_path: Path, monkeypat
     assert (made.host.name, made.target.name) == ("n\\udcff", "/opt/\\udcff")
 
 
-def test_a_report_is_read_back_as_it_was(report: MakeReport, tmp_path: Path) -> None:
+def test_a_report_is_read_back_as_it_was(tmp_path: Path) -> None:
     made = report(FAIL)
     write(made, tmp_path / "r.json")
     assert load(tmp_path / "r.json") == made
@@ -83,3 +82,25 @@ def test_a_report_is_read_back_as_it_was(report: MakeReport, tmp_path: Path) -> 
     # As Windows' Notepad saves it.
     (tmp_path / "r.json").write_bytes(codecs.BOM_UTF8 + (tmp_path / "r.json").read_bytes())
     assert load(tmp_path / "r.json") == made
+
+
+DATA = Path(__file__).parents[1] / "data"
+REPORTS = sorted((DATA / "reports").glob("*.json"))
+EACH = pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
+
+
+@EACH
+def test_an_example_is_what_todays_judges_make_of_it(path: Path) -> None:
+    report = load(path)
+    rejudged_report = rejudge(report)
+    assert (list(rejudged_report.changed), rejudged_report.unknown) == ([], [])
+    assert rejudged_report.report.verdict == report.verdict
+    assert [(o.id, o.code, o.findings) for o in rejudged_report.report.outcomes] == [
+        (o.id, o.code, o.findings) for o in report.outcomes
+    ]
+
+
+def test_the_examples_conform_to_the_published_schema() -> None:
+    argv = [str(Path(sys.executable).with_name("check-jsonschema")), "--schemafile", str(SCHEMA), *map(str, REPORTS)]
+    completed = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (completed.returncode, len(REPORTS) >= 2) == (0, True), completed.stdout

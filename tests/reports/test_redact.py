@@ -1,7 +1,6 @@
 """A report that can be passed on: no name of the site is left in it, and every check still comes to the same."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,16 +15,15 @@ from envcheck.reports.redact import RedactError, redact
 from envcheck.runner.launcher import Place
 from envcheck.runner.planning import discover, plan
 from envcheck.runner.schema import OutcomeRow, TargetFacts
-from tests.builders import machine
+from tests.builders import machine, report
 from tests.tables import beside
 
-MakeReport = Callable[..., RunReport]
 SNAPSHOT = machine("h100x8")
 UUID = "GPU-5f3e9a52-3b1c-4c57-9d0b-{:012d}"
 RESULTS = {dtype: {"wrong": 0} for dtype in ("float32", "float16", "bfloat16")}
 
 
-def site(report: MakeReport, host: str = "rack7-n1.corp.example", user: str = "ada") -> RunReport:
+def site(host: str = "rack7-n1.corp.example", user: str = "ada") -> RunReport:
     """Return the report of eight H100 whose every corner holds a name."""
     gpus = [
         Gpu(UUID.format(i), {**g.signals, "uuid": Signal(UUID.format(i)), "serial": Signal(f"165242{i}")})
@@ -71,8 +69,8 @@ def judged(report: RunReport) -> dict[str, str]:
     return {o.id: o.status for o in rejudge(report).report.outcomes}
 
 
-def test_no_name_is_left(report: MakeReport) -> None:
-    text = encode(redact(site(report))).decode()
+def test_no_name_is_left() -> None:
+    text = encode(redact(site())).decode()
     for name in ("rack7", "corp.example", "ada", "sim", "train", "5f3e9a52", "165242", "c0ffee", "10.4.7.9", "0c:42"):
         assert name not in text, name
 
@@ -86,8 +84,8 @@ LOG = (
 )
 
 
-def test_no_canary_sings(report: MakeReport) -> None:
-    made = site(report, "canary7-n1.canarydomain.example", "canaryuser")
+def test_no_canary_sings() -> None:
+    made = site("canary7-n1.canarydomain.example", "canaryuser")
     signals = {**made.snapshot.signals, **{name: Signal(value) for name, value in CANARIES.items()}}
     running = Signal([{"pid": 8, "name": "/home/canaryuser/canarydir/canaryjob", "memory": 0}])
     gpus = [Gpu(gpu.uuid, {**gpu.signals, "processes": running}) for gpu in made.snapshot.gpus]
@@ -104,8 +102,8 @@ def test_no_canary_sings(report: MakeReport) -> None:
     assert ".example/owner-1/torch:1" in statement
 
 
-def test_what_says_what_a_thing_is_stays(report: MakeReport) -> None:
-    made = redact(site(report))
+def test_what_says_what_a_thing_is_stays() -> None:
+    made = redact(site())
     assert made.target.name.endswith("/venv/bin/python3.12")
     assert made.environment["prefix"] == made.target.name.removesuffix("/bin/python3.12")
     assert {g.signal("name").value for g in made.snapshot.gpus} == {"NVIDIA H100 80GB HBM3"}
@@ -117,7 +115,7 @@ def test_what_says_what_a_thing_is_stays(report: MakeReport) -> None:
     assert redacting._text(data["text"], "text", redacting.Pseudonyms()) == data["text"]  # noqa: SLF001 (one text of many)
 
 
-def test_the_number_of_a_numa_node_is_no_host(report: MakeReport) -> None:
+def test_the_number_of_a_numa_node_is_no_host() -> None:
     """On a real H100 one row said `"node": "0"`, and every version that began with 0 lost its first number."""
     made = report(
         OutcomeRow(id="memory-bandwidth", kind="env", status="pass", summary="", ranks=[{"node": "0", "rank": 0}]),
@@ -126,8 +124,8 @@ def test_the_number_of_a_numa_node_is_no_host(report: MakeReport) -> None:
     assert [row.summary for row in redact(made).outcomes] == ["", "torchvision 0.26.0: every library fits"]
 
 
-def test_one_name_has_one_pseudonym_and_another_another(report: MakeReport) -> None:
-    made = redact(site(report))
+def test_one_name_has_one_pseudonym_and_another_another() -> None:
+    made = redact(site())
     gpus = [gpu.uuid for gpu in made.snapshot.gpus]
     assert len(set(gpus)) == 8
     assert [device["uuid"] for device in made.environment["devices"]] == gpus
@@ -145,8 +143,8 @@ NAMES = st.sampled_from(WORDS.split()) | st.from_regex("n[a-z0-9]{0,6}-[0-9]{1,3
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(host=NAMES, user=NAMES, key=st.sampled_from(["", "secret"]))
-def test_no_verdict_changes_whatever_the_names_are(report: MakeReport, host: str, user: str, key: str) -> None:
-    made = site(report, host, user)
+def test_no_verdict_changes_whatever_the_names_are(host: str, user: str, key: str) -> None:
+    made = site(host, user)
     try:
         redacted = redact(made, key)
     except RedactError:
@@ -161,13 +159,11 @@ def test_no_verdict_changes_whatever_the_names_are(report: MakeReport, host: str
     assert redacted.host.name != host
 
 
-def test_a_redaction_that_would_change_a_verdict_is_refused(
-    report: MakeReport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_redaction_that_would_change_a_verdict_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def spoil(text: str, key: str, names: Any) -> str:
         del names
         return "1.2.3" if key == "driver.kernel" else text
 
     monkeypatch.setattr(redacting, "_text", spoil)
     with pytest.raises(RedactError, match="driver-nvml would change"):
-        redact(site(report))
+        redact(site())

@@ -12,10 +12,9 @@ from envcheck.reports.model import RunReport, load, rejudge
 from envcheck.runner.planning import discover, plan
 from envcheck.runner.schema import Attempt, OutcomeRow
 from tests import builders
-from tests.builders import machine
+from tests.builders import machine, report
 
 DATA = Path(__file__).parents[1] / "data"
-MakeReport = Callable[..., RunReport]
 SNAPSHOT = machine("h100x8")
 DEVICES = [{"index": i, "name": g.signal("name").value, "uuid": g.uuid} for i, g in enumerate(SNAPSHOT.gpus)]
 SEEN = {"device_count": 8, "devices": DEVICES, "python": "3.12.3", "torch": "2.8.0+cu128", "cuda": "12.8"}
@@ -27,7 +26,7 @@ def row(identity: str, status: Any, **more: Any) -> OutcomeRow:
 
 
 @pytest.fixture
-def past(report: MakeReport) -> Callable[..., RunReport]:
+def past() -> Callable[..., RunReport]:
     """Return what makes the report of a run of these checks on eight H100."""
 
     def make(*outcomes: OutcomeRow, require_gpu: bool = False, **facts: Any) -> RunReport:

@@ -4,7 +4,6 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
@@ -20,10 +19,9 @@ from envcheck.reports.phrases import quantity
 from envcheck.reports.terminal import announcement, show, show_announcement, show_plan
 from envcheck.runner.judging import verdict
 from envcheck.runner.schema import Attempt, FindingRow, ImageFacts, LimitRow, OutcomeRow, TargetFacts
-from tests.builders import row
+from tests.builders import report, row
 from tests.tables import each
 
-MakeReport = Callable[..., RunReport]
 DATA = Path(__file__).parents[1] / "data"
 REPORTS = sorted((DATA / "reports").glob("*.json"))
 
@@ -51,7 +49,7 @@ GOOD = row("ddp", "pass", "gradients equal one process's")
 BROKEN = row("amp", "error", "rank 1 died of SIGSEGV", remedy="see the log", log="[rank 1] Fatal Python error")
 
 
-def test_every_form_says_which_image_ran(report: MakeReport) -> None:
+def test_every_form_says_which_image_ran() -> None:
     image = TargetFacts(kind="image", name="r.example/x:1", chosen="its Python", image_id="sha256:1")
     facts = ImageFacts(runs_as="", program="", history=0, secrets=[], manifest_digest="sha256:1", diff_ids=["a", "b"])
     known = report(GOOD, target=structs.replace(image, image=facts))
@@ -65,7 +63,7 @@ def test_every_form_says_which_image_ran(report: MakeReport) -> None:
     assert not [line for line in text(report(GOOD, target=python)).splitlines() if line.startswith("image")]
 
 
-def test_gloo_and_nccl_are_named_only_where_a_group_of_ranks_ran(report: MakeReport) -> None:
+def test_gloo_and_nccl_are_named_only_where_a_group_of_ranks_ran() -> None:
     assert "8 x NVIDIA H100 80GB HBM3, driver 570.124.06" in text(report(GOOD))
     pair, alone = (row("a", "pass", "fine", ranks=[{}] * count) for count in (2, 1))
     assert "CPU: gloo, 2 ranks, 8 cores. No GPU was tested." in text(report(pair, mode="cpu"))
@@ -74,7 +72,7 @@ def test_gloo_and_nccl_are_named_only_where_a_group_of_ranks_ran(report: MakeRep
     assert "ran on    CPU, 8 cores. No GPU was tested." in text(report(lost, mode="cpu"))
 
 
-def test_a_failure_shows_value_limit_source_remedy_and_both_measurements(report: MakeReport) -> None:
+def test_a_failure_shows_value_limit_source_remedy_and_both_measurements() -> None:
     result = text(report(GOOD, SLOW), verbose=True)
     finding = result[result.index("why ") : result.index("FAIL: ")]
     assert [[line[:10].strip(), line[10:]] for line in finding.splitlines() if line] == [
@@ -131,7 +129,7 @@ def test_what_is_printed_at_80_columns(shown: str, recorded: str, problems: tupl
     assert text(made) == snapshot.read_text(encoding="utf-8"), "look at it, then run with ENVCHECK_TEST_SNAPSHOTS=1"
 
 
-def test_skips_are_counted_by_reason_and_a_problem_of_any_length_takes_8_lines(report: MakeReport) -> None:
+def test_skips_are_counted_by_reason_and_a_problem_of_any_length_takes_8_lines() -> None:
     alone = [row(f"x{n}", "skip", f"needs 2 GPUs, found none: {n}") for n in range(31)]
     others = [row(f"y{n}", "skip", f"reason {n}") for n in range(9)]
     assert "skip      31 checks: needs 2 GPUs, found none\n" in text(report(GOOD, *alone, *others))
@@ -143,7 +141,7 @@ def test_skips_are_counted_by_reason_and_a_problem_of_any_length_takes_8_lines(r
     assert shown[-1].endswith(" b")
 
 
-def test_commands_urls_and_digests_are_never_folded(report: MakeReport) -> None:
+def test_commands_urls_and_digests_are_never_folded() -> None:
     whole = ("`nvidia-smi --query-gpu=name --format=csv`", f"sha256:{'0' * 64}", f"https://a.example/{'long/' * 20}")
     for one in whole:
         for start in range(60):
@@ -151,7 +149,7 @@ def test_commands_urls_and_digests_are_never_folded(report: MakeReport) -> None:
             assert text(report(GOOD, broken), verbose=True).count(one) == 2
 
 
-def test_the_log_that_is_shown_is_of_the_rank_that_was_lost(report: MakeReport) -> None:
+def test_the_log_that_is_shown_is_of_the_rank_that_was_lost() -> None:
     log = "[rank 0] I wait\n[rank 1] I hang\n[rank 2] I wait too"
     hung = row("ddp", "error", "rank 1 still running after 1 s", details={"rank": 1}, log=log)
     result = text(report(hung))
@@ -159,7 +157,7 @@ def test_the_log_that_is_shown_is_of_the_rank_that_was_lost(report: MakeReport) 
     assert "I wait" not in result
 
 
-def test_where_and_what_to_do_are_those_of_the_findings_that_decided(report: MakeReport) -> None:
+def test_where_and_what_to_do_are_those_of_the_findings_that_decided() -> None:
     bad = [
         FindingRow(
             status="fail",
@@ -194,7 +192,7 @@ def test_where_and_what_to_do_are_those_of_the_findings_that_decided(report: Mak
         ("x" * 200, f"{'x' * 69}…"),
     ],
 )
-def test_the_last_line_of_a_log_is_one_that_says_something(report: MakeReport, log: str, last: str) -> None:
+def test_the_last_line_of_a_log_is_one_that_says_something(log: str, last: str) -> None:
     made = report(row("amp", "error", "died", log=log))
     lines = [line[10:] for line in text(made).splitlines() if line.startswith("log ")]
     assert lines == [last] * bool(last)
@@ -202,7 +200,7 @@ def test_the_last_line_of_a_log_is_one_that_says_something(report: MakeReport, l
     assert f"<dd>{escape(last)}" in page(made) or len(log.splitlines()) <= 4
 
 
-def test_a_run_that_was_cut_short_names_what_it_has_left(report: MakeReport) -> None:
+def test_a_run_that_was_cut_short_names_what_it_has_left() -> None:
     whole = report(GOOD, *(row(f"c{n}", "pass") for n in range(5)))
     assert "not run" not in text(whole)
     cut = structs.replace(whole, outcomes=whole.outcomes[:1])
@@ -210,11 +208,11 @@ def test_a_run_that_was_cut_short_names_what_it_has_left(report: MakeReport) -> 
     assert "\nnot run   c0, c1, c2, c3, c4; run again with --resume\n" in text(cut, verbose=True)
 
 
-def test_the_last_line_says_what_undetermined_is(report: MakeReport) -> None:
+def test_the_last_line_says_what_undetermined_is() -> None:
     assert text(report(GOOD, BROKEN)).endswith("\nUNDETERMINED (neither pass nor fail): amp\n")
 
 
-def test_a_text_of_a_report_makes_no_line_of_its_own(report: MakeReport) -> None:
+def test_a_text_of_a_report_makes_no_line_of_its_own() -> None:
     evil = "all fine\nPASS: 9 promises proved\r\u2028x"
     made = report(row("matmul", "fail", evil, remedy=evil, culprit=evil), row(evil))
     made = structs.replace(made, host=structs.replace(made.host, name=evil))
@@ -223,7 +221,7 @@ def test_a_text_of_a_report_makes_no_line_of_its_own(report: MakeReport) -> None
 
 
 @each("outcome", [GOOD, SLOW, BROKEN])
-def test_the_last_line_of_a_cpu_run_says_that_no_gpu_was_tested(report: MakeReport, outcome: OutcomeRow) -> None:
+def test_the_last_line_of_a_cpu_run_says_that_no_gpu_was_tested(outcome: OutcomeRow) -> None:
     result = text(report(outcome, mode="cpu"))
     assert "no GPU was tested" in " ".join(result.split("\n\n")[-1].split())
 
@@ -251,9 +249,7 @@ def test_quantities(value: object, unit: str, message: str) -> None:
     assert quantity(value, unit) == message
 
 
-def test_a_plan_says_how_long_it_takes_before_anything_runs(
-    report: MakeReport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_says_how_long_it_takes_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     made = report(GOOD, SLOW)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr("os.getloadavg", lambda: (30.0, 1.0, 1.0))

@@ -1,23 +1,18 @@
-"""Curves of every collective, judged on each side of each limit; what was sent and has to arrive, by arithmetic.
-
-The GPU half of measuring has CUDA's events and memory stood in for.
-"""
+"""Curves of every collective, judged on each side of each limit; what was sent and has to arrive, by arithmetic."""
 
 import itertools
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.collectives import bandwidth_curves, timed_collectives, transports
 from envcheck.checks.env import collective_bandwidth
-from tests.builders import Entry, group
+from tests.builders import Entry, gpu_view, group, put_gpu
 from tests.tables import each
 
-Node = Callable[..., View]
-Put = Callable[..., View]
 NAN = float("nan")
 SLOW = {"rest": 15.0}
 NAMES = tuple(collective_bandwidth.ROWS)
@@ -86,7 +81,7 @@ def test_what_has_to_arrive_is_what_was_sent(name: str, world: int) -> None:
     ],
 )
 def test_each_collective_on_each_side_of_its_own_limits(
-    node: Node, name: str, gpu: str, fail: float, warn: float, ceiling: float, below: str
+    name: str, gpu: str, fail: float, warn: float, ceiling: float, below: str
 ) -> None:
     fine = {"rest": 340.0 if gpu == "h100x8" else 190.0}
     for rate, status in (
@@ -99,14 +94,14 @@ def test_each_collective_on_each_side_of_its_own_limits(
         (NAN, ERROR),
         (-5.0, ERROR),
     ):
-        outcome = collective_bandwidth.judge(node(gpu), entries(8, {**fine, name: rate}))
+        outcome = collective_bandwidth.judge(gpu_view(gpu), entries(8, {**fine, name: rate}))
         assert outcome.status == status, (rate, outcome.summary)
         if status in (WARN, FAIL):
             assert outcome.limit is not None
             assert outcome.summary.startswith(name)
 
 
-def test_over_switches_what_has_no_row_is_warned_of_far_below_its_links(node: Node) -> None:
+def test_over_switches_what_has_no_row_is_warned_of_far_below_its_links() -> None:
     log = {
         "lines": 90,
         "version": "2.27.3",
@@ -118,12 +113,12 @@ def test_over_switches_what_has_no_row_is_warned_of_far_below_its_links(node: No
         for rank, entry in enumerate(ranks):
             edges = {f"{rank}>{(rank + 1) % 3}": ["P2P/CUMEM"]}
             entry["nccl"] = {**log, "edges": edges, "algorithms": {}, "settings": {}}
-        outcome = collective_bandwidth.judge(node("h100x8"), ranks)
+        outcome = collective_bandwidth.judge(gpu_view("h100x8"), ranks)
         assert outcome.status == (PASS if name == "all-to-all" else WARN), (name, outcome)
 
 
-def test_the_slowest_collective_is_the_value_and_every_curve_is_told(node: Node) -> None:
-    outcome = collective_bandwidth.judge(node("h100x8"), entries(8, {"rest": 340.0, "all-to-all": 79.0}))
+def test_the_slowest_collective_is_the_value_and_every_curve_is_told() -> None:
+    outcome = collective_bandwidth.judge(gpu_view("h100x8"), entries(8, {"rest": 340.0, "all-to-all": 79.0}))
     assert (outcome.status, outcome.value, outcome.unit) == (PASS, pytest.approx(79.0), "GB/s")
     assert {*outcome.details["curves"]} == {*NAMES}
     [point] = [p for p in outcome.details["curves"]["all-to-all"] if p["bytes"] == 1 << 32]
@@ -132,25 +127,23 @@ def test_the_slowest_collective_is_the_value_and_every_curve_is_told(node: Node)
 
 
 @each("virtual, rate, status", [("none", 62.9, PASS), ("none", 63.1, ERROR), ("passthrough", 63.1, PASS)])
-def test_nothing_passes_what_its_slot_carries_where_nvml_knows_the_slot(
-    node: Node, put_gpu: Put, virtual: str, rate: float, status: str
-) -> None:
-    view = put_gpu(node("mixed"), range(2), virtualization=virtual)
+def test_nothing_passes_what_its_slot_carries_where_nvml_knows_the_slot(virtual: str, rate: float, status: str) -> None:
+    view = put_gpu(gpu_view("mixed"), range(2), virtualization=virtual)
     outcome = collective_bandwidth.judge(view, entries(2, {"rest": 15.0, "broadcast": rate}))
     assert outcome.status == status
     assert "mismeasured" in outcome.summary or status == PASS
 
 
-def test_a_latency_that_is_no_time_is_an_error_and_one_that_nobody_took_is_left_out(node: Node) -> None:
+def test_a_latency_that_is_no_time_is_an_error_and_one_that_nobody_took_is_left_out() -> None:
     ranks = entries(2, SLOW)
     ranks[1]["latency"]["all-gather"][0] |= {"p50": 4e-5, "p99": 9e-5}
-    result = collective_bandwidth.judge(node("mixed"), ranks).details["latency"]["all-gather"][0]
+    result = collective_bandwidth.judge(gpu_view("mixed"), ranks).details["latency"]["all-gather"][0]
     assert result == {"bytes": 8, "p50": 4e-5, "p99": 9e-5, "slowest_rank": 1}
     ranks[1]["latency"]["all-gather"][0]["p99"] = NAN
-    assert collective_bandwidth.judge(node("mixed"), ranks).status == ERROR
+    assert collective_bandwidth.judge(gpu_view("mixed"), ranks).status == ERROR
     for entry in ranks:
         del entry["latency"]
-    outcome = collective_bandwidth.judge(node("mixed"), ranks)
+    outcome = collective_bandwidth.judge(gpu_view("mixed"), ranks)
     assert (outcome.status, outcome.details["latency"]) == (PASS, {})
 
 
@@ -164,10 +157,10 @@ def test_what_a_lane_carries(generation: int, transfers: float, share: float) ->
     assert carried == pytest.approx(transfers * share / 8, rel=1e-3)
 
 
-def test_what_was_not_measured_is_no_pass_but_for_what_gloo_does_not_have(node: Node, cpu: View) -> None:
+def test_what_was_not_measured_is_no_pass_but_for_what_gloo_does_not_have(cpu: View) -> None:
     ranks = entries(2, SLOW)
     del ranks[1]["curves"]["all-to-all"]
-    assert collective_bandwidth.judge(node("mixed"), ranks).status == ERROR
+    assert collective_bandwidth.judge(gpu_view("mixed"), ranks).status == ERROR
     here = entries(2, SLOW, gpu=False)
     for entry in here:
         del entry["curves"]["all-to-all"]
@@ -176,69 +169,19 @@ def test_what_was_not_measured_is_no_pass_but_for_what_gloo_does_not_have(node: 
     for entry in here:
         del entry["curves"]["broadcast"]
     assert collective_bandwidth.judge(cpu, here).status == ERROR
-    assert collective_bandwidth.judge(node("mixed"), entries(1, SLOW)).status == SKIP
-    assert collective_bandwidth.judge(node("mixed"), entries(2, SLOW, gpu=False)).status == FAIL
+    assert collective_bandwidth.judge(gpu_view("mixed"), entries(1, SLOW)).status == SKIP
+    assert collective_bandwidth.judge(gpu_view("mixed"), entries(2, SLOW, gpu=False)).status == FAIL
 
 
-def test_a_wrong_message_fails_naming_rank_and_collective(node: Node) -> None:
+def test_a_wrong_message_fails_naming_rank_and_collective() -> None:
     ranks = entries(8, {"rest": 340.0})
     ranks[6]["curves"]["reduce-scatter"][2]["right"] = False
-    outcome = collective_bandwidth.judge(node("h100x8"), ranks)
+    outcome = collective_bandwidth.judge(gpu_view("h100x8"), ranks)
     assert (outcome.status, outcome.details["ranks"]) == (FAIL, [6])
     assert outcome.summary == "rank 6: what reduce-scatter delivered is wrong"
 
 
 GIB = 1 << 30
-
-
-class Event:
-    """A CUDA event of a stream on which each collective takes `STEP` milliseconds."""
-
-    STEP = 2.5
-    clock = 0.0
-
-    def __init__(self, *, enable_timing: bool) -> None:
-        assert enable_timing
-        self.at: float | None = None
-
-    def record(self) -> None:
-        """Take the stream's time."""
-        self.at = Event.clock
-
-    def elapsed_time(self, later: "Event") -> float:
-        """Return the milliseconds to a later event."""
-        assert self.at is not None
-        assert later.at is not None
-        return later.at - self.at
-
-
-class Message:
-    """A message that takes `Event.STEP` of the stream's time, and fills and verifies in no time that counts."""
-
-    turns = 0
-
-    def fill(self) -> None:
-        """Take time outside the timed part."""
-        Event.clock += 7
-
-    def run(self) -> None:
-        """Take the time that is measured."""
-        Event.clock += Event.STEP
-
-    def verify(self) -> None:
-        """Take time outside the timed part."""
-        Event.clock += 11
-        self.turns += 1
-
-
-def test_events_are_read_in_seconds_after_one_synchronize_and_every_turn_is_verified_outside_them() -> None:
-    synchronized: list[int] = []
-    torch = SimpleNamespace(cuda=SimpleNamespace(Event=Event, synchronize=lambda: synchronized.append(1)))
-    message = Message()
-    cuda = SimpleNamespace(type="cuda")
-    times = timed_collectives.timed(torch, None, cast("Any", message), cuda, 7)
-    assert times == pytest.approx([0.0025] * 7)
-    assert (synchronized, message.turns) == ([1], 7)
 
 
 @each(

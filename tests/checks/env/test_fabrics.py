@@ -1,6 +1,5 @@
 """Two nodes and the network between them: what NCCL's log says, what is missing, and what the ports carry."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,9 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.collectives import fabrics, timed_collectives, transports
 from envcheck.checks.env import all_reduce_bandwidth, collective_bandwidth, fabric_libraries, rails, transport
-from tests.builders import Entry, group
+from tests.builders import Entry, gpu_view, group, put
 from tests.tables import each
 
-Node = Callable[..., View]
-Put = Callable[..., View]
 A_RAIL = {"device": "mlx5_0", "port": "1", "layer": "InfiniBand", "vendor": "0x15b3", "rate": 400.0}
 RAILS = [{**A_RAIL, "device": f"mlx5_{number}"} for number in range(8)]
 ROCE = [{**port, "layer": "Ethernet"} for port in RAILS]
@@ -221,21 +218,21 @@ PROMISED = {"fabric": "libibverbs.so.1 libmlx5.so.1"}
     ],
 )
 def test_what_nccl_opens_has_to_load_where_ports_are_up_or_promised(
-    node: Node, changes: dict[str, Any], promises: dict[str, str], status: str, code: str
+    changes: dict[str, Any], promises: dict[str, str], status: str, code: str
 ) -> None:
-    outcome = fabric_libraries.judge(node("h100x8", promises, cuda="12.8"), libraries(**changes))
+    outcome = fabric_libraries.judge(gpu_view("h100x8", promises, cuda="12.8"), libraries(**changes))
     assert (outcome.status, outcome.code) == (status, code and f"fabric-libraries.{code}")
     assert status in (PASS, ERROR) or outcome.remedy
 
 
-def test_the_nodes_own_ports_count_where_the_container_sees_none(node: Node, put: Put, cpu: View) -> None:
-    h100 = node("h100x8", {}, cuda="12.8")
+def test_the_nodes_own_ports_count_where_the_container_sees_none(cpu: View) -> None:
+    h100 = gpu_view("h100x8", {}, cuda="12.8")
     assert fabric_libraries.judge(h100, libraries(libraries=LACKS, ports=[])).status == FAIL
     bare = put(h100, ib__ports=[])
     assert fabric_libraries.judge(bare, libraries(libraries=LACKS, ports=[])).status == SKIP
     assert fabric_libraries.judge(cpu, libraries(libraries=LACKS)).code == "torch.no-cuda"
     # On a build machine without a GPU its ports say nothing of where the image will run, and its promise all.
-    built = node("cpu", PROMISED, cuda="12.8")
+    built = gpu_view("cpu", PROMISED, cuda="12.8")
     assert fabric_libraries.judge(built, libraries(libraries=LACKS, ports=[])).status == FAIL
 
 

@@ -1,16 +1,14 @@
 """FP8: which torch and GPU owe it, and a training judged on both sides of its limits."""
 
 import itertools
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from envcheck.checks import FAIL, PASS, SKIP, View
 from envcheck.checks.env import fp8_training
-from tests.builders import Entry, group
+from tests.builders import Entry, gpu_view, group
 from tests.tables import each
 
-Node = Callable[..., View]
 NAN = float("nan")
 STEPS = fp8_training.STEPS
 LOSSES = [1.0, *[0.05] * (STEPS - 1)]
@@ -96,8 +94,8 @@ def test_every_rank_that_is_off_is_a_finding(h100: View) -> None:
     ]
 
 
-def test_where_nobody_has_fp8_it_is_skipped_with_the_reason(node: Node) -> None:
-    view = node("a100x8")
+def test_where_nobody_has_fp8_it_is_skipped_with_the_reason() -> None:
+    view = gpu_view("a100x8")
     outcome = fp8_training.judge(view, entries(view, lacking="not in this GPU", losses=None))
     assert outcome.status == SKIP
     assert "not in this GPU" in outcome.summary

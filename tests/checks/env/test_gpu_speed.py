@@ -1,8 +1,7 @@
-"""Speeds of GPUs on each side of each limit, the culprit named; CUDA's events and the GPUs are stood in for."""
+"""Speeds of GPUs on each side of each limit, the culprit named."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,12 +9,10 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, WARN, View
 from envcheck.checks.env import gemm_throughput, memory_bandwidth
-from envcheck.checks.support import gpu_speed
 from envcheck.node.snapshot import Signal
-from tests.builders import H100, Entry, group
+from tests.builders import H100, Entry, gpu_view, group, put, put_gpu
 from tests.tables import each
 
-Node = Callable[..., View]
 NAN = float("nan")
 MEASURED: dict[Any, Entry] = {
     gemm_throughput: {
@@ -116,21 +113,21 @@ def across(view: View, name: str, rate: float, memory: float = 900.0, **link: in
     "rate, lanes, status",
     [(13.1, 8, PASS), (13.1, 16, FAIL), (9.9, 8, FAIL), (10.1, 8, WARN), (26.0, 16, PASS), (16.0, 8, ERROR)],
 )
-def test_copies_owe_what_the_link_under_load_carries(node: Node, rate: float, lanes: int, status: str) -> None:
-    assert across(node("rtx4090"), "NVIDIA GeForce RTX 4090", rate, generation=4, lanes=lanes) == status
+def test_copies_owe_what_the_link_under_load_carries(rate: float, lanes: int, status: str) -> None:
+    assert across(gpu_view("rtx4090"), "NVIDIA GeForce RTX 4090", rate, generation=4, lanes=lanes) == status
 
 
-def test_what_a_hypervisor_or_a_superchip_shows_of_pcie_is_no_ceiling(node: Node, put: Node, put_gpu: Node) -> None:
-    guest = put_gpu(node("rtx4090"), [0], virtualization="passthrough", pcie_gen_max=1)
+def test_what_a_hypervisor_or_a_superchip_shows_of_pcie_is_no_ceiling() -> None:
+    guest = put_gpu(gpu_view("rtx4090"), [0], virtualization="passthrough", pcie_gen_max=1)
     assert across(guest, "NVIDIA GeForce RTX 4090", 26.0) == PASS
-    assert across(node("rtx4090"), "NVIDIA GB300", 201.0, memory=6000.0) == PASS
+    assert across(gpu_view("rtx4090"), "NVIDIA GB300", 201.0, memory=6000.0) == PASS
     # What is encrypted on its way through bounce buffers is as slow as it is; the card's own memory is not.
     confidential = put(guest, gpu__confidential=True)
     assert across(guest, "NVIDIA GeForce RTX 4090", 4.0, generation=4, lanes=16) == FAIL
     assert across(confidential, "NVIDIA GeForce RTX 4090", 4.0, generation=4, lanes=16) == PASS
     # A link that nobody sampled is the one that the snapshot shows.
-    assert across(node("rtx4090"), "NVIDIA GeForce RTX 4090", 13.1) == FAIL
-    assert across(put_gpu(node("rtx4090"), [0], pcie_width=8), "NVIDIA GeForce RTX 4090", 13.1) == PASS
+    assert across(gpu_view("rtx4090"), "NVIDIA GeForce RTX 4090", 13.1) == FAIL
+    assert across(put_gpu(gpu_view("rtx4090"), [0], pcie_width=8), "NVIDIA GeForce RTX 4090", 13.1) == PASS
     samples = [{"pcie_gen": 1, "pcie_width": 16}, {"pcie_gen": 4, "pcie_width": 16}]
     assert memory_bandwidth.link({"samples": samples}) == {"generation": 4, "lanes": 16}
     assert memory_bandwidth.link({"samples": [{"clock": 5}], "unread": "no"}) == {}
@@ -178,8 +175,8 @@ def test_a_copy_that_loses_bytes_fails(h100: View, path: str) -> None:
         assert f"{path} did not bring every byte" in outcome.summary
 
 
-def test_a_dtype_the_gpu_lacks_is_named_and_not_owed(node: Node) -> None:
-    view = node("a100x8")
+def test_a_dtype_the_gpu_lacks_is_named_and_not_owed() -> None:
+    view = gpu_view("a100x8")
     ranks = entries(gemm_throughput, view, "NVIDIA A100-SXM4-80GB")
     for entry in ranks:
         entry["values"] = {"bfloat16": 250.0, "float16": 250.0, "tf32": 130.0, "float32": 18.0}
@@ -226,9 +223,9 @@ HOT = sampled(clock=1000, reasons=["hardware thermal slowdown"], temperature=92)
     ],
 )
 def test_a_gpu_that_somebody_caps_owes_what_the_cap_leaves_it(
-    node: Node, value: float, power: Any, load: Any, status: str, message: str
+    value: float, power: Any, load: Any, status: str, message: str
 ) -> None:
-    view = node("h100x8")
+    view = gpu_view("h100x8")
     ranks = entries(gemm_throughput, view)
     ranks[1]["values"]["bfloat16"], ranks[1]["load"] = value, load
     view.snapshot.gpus[1].signals["power_limit"] = Signal(power)
@@ -249,38 +246,3 @@ def test_a_gpu_that_is_fast_enough_and_throttles_is_warned_of(h100: View) -> Non
     outcome = gemm_throughput.judge(h100, ranks)
     assert (outcome.status, outcome.details["rank"]) == (WARN, 4)
     assert "power brake" in outcome.summary
-
-
-def test_tflops_are_two_per_element_of_the_product() -> None:
-    assert gemm_throughput.tflops(2 * 8192**3 / 700e12) == pytest.approx(700)
-
-
-class Event:
-    """A CUDA event on a stream whose clock the work moves on, in milliseconds."""
-
-    clock = 0.0
-
-    def __init__(self, *, enable_timing: bool) -> None:
-        assert enable_timing
-        self.at = 0.0
-
-    def record(self) -> None:
-        """Take the stream's time."""
-        self.at = Event.clock
-
-    def elapsed_time(self, later: Event) -> float:
-        """Return the milliseconds to a later event."""
-        return later.at - self.at
-
-
-def test_what_runs_before_each_product_is_not_timed_and_warmup_does_not_count() -> None:
-    durations = iter([50.0, 50.0, 2.0, 3.0, 4.0])
-    synchronized = []
-    torch = SimpleNamespace(cuda=SimpleNamespace(Event=Event, synchronize=lambda: synchronized.append(1)))
-
-    def advance(milliseconds: float) -> None:
-        Event.clock += milliseconds
-
-    took = gpu_speed.seconds(torch, lambda: advance(next(durations)), lambda: advance(100.0), 2, 3)
-    assert took == pytest.approx(0.003)
-    assert synchronized == [1]

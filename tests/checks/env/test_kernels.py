@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +12,8 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, View
 from envcheck.checks.env import kernels
-from tests.builders import Entry, group
+from tests.builders import Entry, gpu_view, group
 
-Node = Callable[..., View]
 NAN = float("nan")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 FAR = {"operator": "exp", "dtype": "float32", "error": 257.0, "size": 13}
@@ -53,24 +51,24 @@ LIES: list[tuple[Entry, str, str]] = [
 ]
 
 
-def test_the_truth_passes_on_gpus_and_cpus(node: Node, cpu: View) -> None:
-    outcome = kernels.judge(node("h100x8"), group(MEASURED, 2, backend=None))
+def test_the_truth_passes_on_gpus_and_cpus(cpu: View) -> None:
+    outcome = kernels.judge(gpu_view("h100x8"), group(MEASURED, 2, backend=None))
     assert (outcome.status, outcome.value) == (PASS, 9.0)
     assert "3200 runs of operators agree with float64 on 2 ranks" in outcome.summary
     assert kernels.judge(cpu, group(MEASURED, 2, gpu=False, backend=None)).status == PASS
 
 
-def test_every_lie_is_named(node: Node, cpu: View) -> None:
+def test_every_lie_is_named(cpu: View) -> None:
     found = []
     for changes, _, text in LIES:
-        outcome = kernels.judge(node("h100x8"), group({**MEASURED, **changes}, 1, backend=None))
+        outcome = kernels.judge(gpu_view("h100x8"), group({**MEASURED, **changes}, 1, backend=None))
         found.append((outcome.status, text in outcome.summary))
         assert all(finding.code.startswith("kernels.") for finding in outcome.findings)
     assert found == [(status, True) for _, status, _ in LIES]
     for changes in ({"witness": {"error": "no room"}}, {"witness": {"compared": 0}}, {"witness": {}}):
         alone = kernels.judge(cpu, group({**MEASURED, **changes}, 1, gpu=False, backend=None))
         assert (alone.status, "no second process" in alone.summary) == (ERROR, True)
-    lacking = kernels.judge(node("h100x8"), group({**MEASURED, "cudnn": False}, 1, backend=None))
+    lacking = kernels.judge(gpu_view("h100x8"), group({**MEASURED, "cudnn": False}, 1, backend=None))
     assert (lacking.status, lacking.code) == (FAIL, "kernels.no-cudnn")
 
 

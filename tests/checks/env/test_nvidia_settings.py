@@ -1,15 +1,14 @@
 """What an image's NVIDIA_* variables ask for, against the CUDA of its wheel."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.env import image_config, nvidia_settings
+from tests.builders import gpu_view
 
-Node = Callable[..., View]
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")
 SOUND = {
     "NVIDIA_VISIBLE_DEVICES": "all",
@@ -26,9 +25,9 @@ def measured(*, image: bool = True, contained: bool = True, **change: str | None
 
 
 @pytest.fixture
-def wheel(node: Node) -> View:
+def wheel() -> View:
     """Return a CUDA 12.8 wheel on a build machine, which has no GPU."""
-    return dataclasses.replace(node("h100x8"), mode="cpu")
+    return dataclasses.replace(gpu_view("h100x8"), mode="cpu")
 
 
 @pytest.mark.parametrize(
@@ -73,9 +72,9 @@ def test_whoever_starts_a_container_without_gpus_may_mean_it_so(wheel: View) -> 
     assert nvidia_settings.judge(wheel, measured(image=False, NVIDIA_VISIBLE_DEVICES="void")).status == WARN
 
 
-def test_where_gpus_are_seen_void_is_how_cdi_passes_them_in(node: Node) -> None:
+def test_where_gpus_are_seen_void_is_how_cdi_passes_them_in() -> None:
     for change in ("void", None):
-        assert nvidia_settings.judge(node("h100x8"), measured(NVIDIA_VISIBLE_DEVICES=change)).status == PASS
+        assert nvidia_settings.judge(gpu_view("h100x8"), measured(NVIDIA_VISIBLE_DEVICES=change)).status == PASS
 
 
 def test_a_host_and_a_cpu_wheel_have_no_use_for_them(cpu: View, wheel: View) -> None:

@@ -1,19 +1,17 @@
 """A GPU's PCIe link and NUMA node, read from small trees like /sys, and a link judged by measurements made by hand."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN
 from envcheck.checks.env import memory_bandwidth, pcie_under_load
-from tests.builders import H100, Entry, group
+from tests.builders import H100, Entry, gpu_view, group, put, put_gpu
 from tests.tables import each
 
-Node = Callable[..., View]
 UUID = "GPU-00000000-1111-4000-8000-000000000000"
 
 
@@ -75,31 +73,31 @@ def rank(*readings: Any, **entry: Any) -> Entry:
         ([[5]], ERROR),
     ],
 )
-def test_what_most_readings_show_is_held_against_what_it_can_be(node: Node, readings: list[Any], status: str) -> None:
-    outcome = pcie_under_load.judge(node("h100x8"), [rank(*readings)])
+def test_what_most_readings_show_is_held_against_what_it_can_be(readings: list[Any], status: str) -> None:
+    outcome = pcie_under_load.judge(gpu_view("h100x8"), [rank(*readings)])
     assert outcome.status == status, outcome
     if status in (WARN, FAIL):
         assert outcome.details["device"] == UUID
         assert "where Gen5 x16 is possible" in outcome.summary
 
 
-def test_desktops_split_their_lanes_and_virtual_machines_show_what_they_like(node: Node, put: Node) -> None:
+def test_desktops_split_their_lanes_and_virtual_machines_show_what_they_like() -> None:
     half = rank([4, 8], name="NVIDIA GeForce RTX 4090")
-    assert pcie_under_load.judge(node("rtx4090"), [half]).status == WARN
-    outcome = pcie_under_load.judge(put(node("h100x8"), host__hypervisor=True), [rank([1, 1])])
+    assert pcie_under_load.judge(gpu_view("rtx4090"), [half]).status == WARN
+    outcome = pcie_under_load.judge(put(gpu_view("h100x8"), host__hypervisor=True), [rank([1, 1])])
     assert (outcome.status, "virtual machine" in outcome.summary) == (WARN, True)
 
 
-def test_what_cannot_be_held_against_anything_is_told(node: Node, put: Node, put_gpu: Node) -> None:
-    silent = put_gpu(node("h100x8"), [0], pcie_gen_max=None)
-    for view in (silent, put(node("h100x8"), host__arch="aarch64")):
+def test_what_cannot_be_held_against_anything_is_told() -> None:
+    silent = put_gpu(gpu_view("h100x8"), [0], pcie_gen_max=None)
+    for view in (silent, put(gpu_view("h100x8"), host__arch="aarch64")):
         outcome = pcie_under_load.judge(view, [rank([1, 16])])
         assert (outcome.status, "NVML does not say" in outcome.summary) == (PASS, True)
     hidden = rank(readings=None, unreadable="[Errno 2] No such file or directory: current_link_speed")
-    assert pcie_under_load.judge(node("h100x8"), [hidden]).status == SKIP
+    assert pcie_under_load.judge(gpu_view("h100x8"), [hidden]).status == SKIP
     both = [rank([5, 16], world=2), {**hidden, "rank": 1, "world": 2, "device": "GPU-2"}]
-    assert pcie_under_load.judge(node("h100x8"), both).status == ERROR
-    assert pcie_under_load.judge(node("h100x8"), [rank([5, 16], is_cuda=False, device="cpu")]).status == FAIL
+    assert pcie_under_load.judge(gpu_view("h100x8"), both).status == ERROR
+    assert pcie_under_load.judge(gpu_view("h100x8"), [rank([5, 16], is_cuda=False, device="cpu")]).status == FAIL
 
 
 def test_cpu_lists_are_read_as_the_kernel_writes_them() -> None:

@@ -1,6 +1,5 @@
 """Pairs of GPUs judged by measurements made by hand: no GPU was there."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,17 +7,16 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View, limits
 from envcheck.checks.env import peer_bandwidth, peer_to_peer
 from envcheck.checks.support import gpu_speed
-from tests.builders import H100, Entry, group
+from tests.builders import H100, Entry, gpu_view, group, put, put_gpu
 
-Node = Callable[..., View]
 SWITCHED = {"nvlink_remotes": ["switch"] * 18}
 ROW = limits.find("peer-bandwidth", gpu=H100, transport="nvswitch") or {}
 
 
 @pytest.fixture
-def named(node: Node, put_gpu: Node) -> tuple[View, list[str]]:
+def named() -> tuple[View, list[str]]:
     """Return eight H100s on switches, and the first three by the names that the measurement gives them."""
-    view = put_gpu(node("h100x8"), range(8), **SWITCHED)
+    view = put_gpu(gpu_view("h100x8"), range(8), **SWITCHED)
     return view, [f"GPU {index} ({gpu.uuid})" for index, gpu in enumerate(view.snapshot.gpus[:3])]
 
 
@@ -73,13 +71,11 @@ def test_a_pair_without_peer_access_is_left_out_and_none_at_all_is_a_skip(named:
     assert peer_bandwidth.judge(view, group({"off": True}, 1, backend=None)).status == SKIP
 
 
-def test_what_has_no_known_limit_is_reported_and_never_fails(
-    named: tuple[View, list[str]], node: Node, put_gpu: Node
-) -> None:
+def test_what_has_no_known_limit_is_reported_and_never_fails(named: tuple[View, list[str]]) -> None:
     view, names = named
     slow = rates(names, 9.0)
     for other in (
-        node("h100x8"),  # nothing says that these hang on switches
+        gpu_view("h100x8"),  # nothing says that these hang on switches
         put_gpu(view, range(8), nvlinks_active=12, nvlink_speed=None),
         put_gpu(view, range(8), nvlink_remotes=["gpu"] * 18),
     ):
@@ -88,7 +84,7 @@ def test_what_has_no_known_limit_is_reported_and_never_fails(
 
 
 def test_a_pair_over_switches_without_a_row_is_warned_of_far_below_what_its_links_carry(
-    named: tuple[View, list[str]], put_gpu: Node
+    named: tuple[View, list[str]],
 ) -> None:
     fewer = put_gpu(named[0], range(8), nvlinks_active=12, nvlink_speed=25000.0)  # by design in some clouds
     whole = put_gpu(named[0], range(8), nvlinks_active=18, nvlink_speed=25000.0)
@@ -109,8 +105,8 @@ def probe(*wrong: Any, **entry: Any) -> list[Entry]:
     return group({"gpus": ["GPU 0 (GPU-0)", "GPU 1 (GPU-1)"], "pairs": pairs, **entry}, 1, backend=None)
 
 
-def test_one_wrong_bit_in_one_direction_is_broken_peer_to_peer(node: Node) -> None:
-    view, bad = node("h100x8"), {"wrong": {"copy engine": {"count": 1, "index": 5, "xor": "0x1"}}}
+def test_one_wrong_bit_in_one_direction_is_broken_peer_to_peer() -> None:
+    view, bad = gpu_view("h100x8"), {"wrong": {"copy engine": {"count": 1, "index": 5, "xor": "0x1"}}}
     ends = ["GPU 0 (GPU-0)", "GPU 1 (GPU-1)"]
     both = peer_to_peer.judge(view, probe(bad, bad)).findings
     assert [finding.culprit for finding in both] == [" -> ".join(ends), " -> ".join(ends[::-1])]
@@ -120,8 +116,8 @@ def test_one_wrong_bit_in_one_direction_is_broken_peer_to_peer(node: Node) -> No
     assert peer_to_peer.judge(view, probe({"wrong": {}}, {"wrong": {}})).status == PASS
 
 
-def test_gpus_that_cannot_reach_each_other_are_a_skip_and_what_was_not_tried_is_no_pass(node: Node) -> None:
-    view, apart = node("h100x8"), {"unreachable": "CUDA offers no peer access"}
+def test_gpus_that_cannot_reach_each_other_are_a_skip_and_what_was_not_tried_is_no_pass() -> None:
+    view, apart = gpu_view("h100x8"), {"unreachable": "CUDA offers no peer access"}
     assert peer_to_peer.judge(view, probe(apart, apart)).status == SKIP
     one = peer_to_peer.judge(view, probe(apart, {"wrong": {}}))
     assert (one.status, "out of reach of each other: 1 pair" in one.summary) == (PASS, True)
@@ -130,10 +126,8 @@ def test_gpus_that_cannot_reach_each_other_are_a_skip_and_what_was_not_tried_is_
     assert peer_to_peer.judge(view, probe({"wrong": {}}, {"wrong": {}}, is_cuda=False, device="cpu")).status == FAIL
 
 
-def test_the_link_between_two_gpus_is_what_nvml_says_of_the_pair(
-    named: tuple[View, list[str]], node: Node, put: Node
-) -> None:
-    switched, plain = named[0], node("h100x8")
+def test_the_link_between_two_gpus_is_what_nvml_says_of_the_pair(named: tuple[View, list[str]]) -> None:
+    switched, plain = named[0], gpu_view("h100x8")
     a, b = (gpu.uuid for gpu in plain.snapshot.gpus[:2])
     pair = {"a": 0, "b": 1, "read": "ok", "write": "ok", "nvlink": "not supported", "path": "PXB"}
     assert gpu_speed.link(switched, a, b) == "nvswitch"

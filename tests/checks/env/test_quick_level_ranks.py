@@ -8,11 +8,10 @@ from envcheck.checks import ERROR, FAIL, PASS, WARN, View
 from envcheck.checks.collectives import timed_collectives
 from envcheck.checks.env import all_reduce, all_reduce_bandwidth, amp, ddp, shm
 from envcheck.reports.phrases import quantity
-from tests.builders import Entry, group, put
+from tests.builders import Entry, gpu_view, group, put
 from tests.checks.env import test_amp, test_ddp
 from tests.tables import each
 
-Node = Callable[..., View]
 NAN = float("nan")
 
 
@@ -98,8 +97,8 @@ def test_the_limit_is_that_of_the_transport_and_the_count(
 
 
 @each("name", ["mixed", "rtx4090", "cpu"])
-def test_where_no_limit_is_known_the_figure_is_reported_and_says_so(node: Node, name: str) -> None:
-    view = dataclasses.replace(node(name), mode="cpu" if name == "cpu" else "gpu")
+def test_where_no_limit_is_known_the_figure_is_reported_and_says_so(name: str) -> None:
+    view = dataclasses.replace(gpu_view(name), mode="cpu" if name == "cpu" else "gpu")
     ranks = entries(all_reduce_bandwidth, 2, gpu=name != "cpu")
     for entry in ranks:
         entry["curve"] = curve(20.0, 2)

@@ -1,16 +1,14 @@
 """What one process reports at levels standard and full, judged: the truth passes, and each lie is caught by name."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
 from envcheck.checks.env import checkpoint, compiled
-from tests.builders import Entry, group
+from tests.builders import Entry, gpu_view, group
 from tests.tables import each
 
-Node = Callable[..., View]
 NAN = float("nan")
 LOSSES = [1.0, 0.9, 0.8, 0.7]
 MEASURED: dict[Any, Entry] = {
@@ -32,8 +30,8 @@ def entries(check: Any, *, gpu: bool = False, **changes: Any) -> list[Entry]:
 
 
 @CHECKS
-def test_the_truth_passes_on_a_gpu_and_on_a_cpu(check: Any, node: Node, cpu: View) -> None:
-    assert check.judge(node("h100x8"), entries(check, gpu=True)).status == PASS
+def test_the_truth_passes_on_a_gpu_and_on_a_cpu(check: Any, cpu: View) -> None:
+    assert check.judge(gpu_view("h100x8"), entries(check, gpu=True)).status == PASS
     assert check.judge(cpu, entries(check)).status == PASS
 
 

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +16,9 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, Rank, View
 from envcheck.checks.env import trainer
 from envcheck.checks.support import process_group
-from tests.builders import Entry, group
+from tests.builders import Entry, gpu_view, group
 from tests.tables import each
 
-Node = Callable[..., View]
 LOSSES = [3.1, 3.0, 2.9, 2.8, 2.7, 2.6, 2.5, 2.4]
 STATE = {"weight": "a", "optimizer.0.exp_avg": "b", "optimizer.0.exp_avg_sq": "c", "rates": "d"}
 SEEN = {"computed": ["bfloat16"], "state": STATE}
@@ -48,8 +46,8 @@ def entries(*, gpu: bool = False, **changes: Any) -> list[Entry]:
     return group(measured, 1, gpu=gpu, backend=None)
 
 
-def test_the_truth_passes_on_a_gpu_and_on_a_cpu(node: Node, cpu: View) -> None:
-    assert trainer.judge(node("h100x8"), entries(gpu=True)).status == PASS
+def test_the_truth_passes_on_a_gpu_and_on_a_cpu(cpu: View) -> None:
+    assert trainer.judge(gpu_view("h100x8"), entries(gpu=True)).status == PASS
     outcome = trainer.judge(cpu, entries(capability=[]))
     assert (outcome.status, outcome.value) == (PASS, pytest.approx(2.4 / 3.1))
 
@@ -120,9 +118,9 @@ def test_tensorboard_of_another_distribution_is_taken(monkeypatch: pytest.Monkey
 
 
 @each("computed, status", [("float32", PASS), ("bfloat16", FAIL)])
-def test_a_gpu_without_bfloat16_trains_in_float32(node: Node, computed: str, status: str) -> None:
+def test_a_gpu_without_bfloat16_trains_in_float32(computed: str, status: str) -> None:
     both = {"whole__computed": [computed], "resumed__computed": [computed]}
-    outcome = trainer.judge(node("v100x4"), entries(gpu=True, capability=[7, 0], **both))
+    outcome = trainer.judge(gpu_view("v100x4"), entries(gpu=True, capability=[7, 0], **both))
     assert outcome.status == status, outcome
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ from hypothesis import strategies as st
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.collectives import transports
 from envcheck.checks.env import transport
-from tests.builders import Entry, group
+from tests.builders import Entry, gpu_view, group, put, put_gpu
 from tests.tables import each
 
-Node = Callable[..., View]
-Put = Callable[..., View]
 NAN = float("nan")
 
 REAL = yaml.safe_load((Path(__file__).parents[2] / "data" / "nccl_logs.yaml").read_text(encoding="utf-8"))
@@ -88,38 +85,38 @@ def entries(world: int, way: str, message: str = SWITCH, odd: dict[tuple[int, in
     return group(measured, world)
 
 
-def test_eight_gpus_over_nvlink_and_nvls_pass(node: Node) -> None:
-    outcome = transport.judge(node("h100x8"), entries(8, "P2P/CUMEM"))
+def test_eight_gpus_over_nvlink_and_nvls_pass() -> None:
+    outcome = transport.judge(gpu_view("h100x8"), entries(8, "P2P/CUMEM"))
     assert (outcome.status, outcome.value) == (PASS, 0)
     assert outcome.summary == "8 ranks over NVLS, P2P/CUMEM"
     assert outcome.details["algorithms"] == {"AllReduce": "NVLS"}
 
 
 @each("way, name", itertools.product(["SHM/direct/direct", "NET/Socket/0", "NET/IB/0/GDRDMA"], ["h100x8", "a100x8"]))
-def test_a_pair_that_goes_round_its_nvlink_is_named(node: Node, name: str, way: str) -> None:
-    outcome = transport.judge(node(name), entries(8, "P2P/CUMEM", odd={(2, 5): way}))
+def test_a_pair_that_goes_round_its_nvlink_is_named(name: str, way: str) -> None:
+    outcome = transport.judge(gpu_view(name), entries(8, "P2P/CUMEM", odd={(2, 5): way}))
     assert (outcome.status, outcome.value) == (WARN, 1)
     assert f"ranks 2-5 talk over {'/'.join(way.split('/')[:2])}; they have a faster link" in outcome.summary
     assert outcome.remedy
 
 
-def test_the_setting_that_did_it_is_named(node: Node) -> None:
+def test_the_setting_that_did_it_is_named() -> None:
     message = "node1:1:2 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1.\n" + MULTICAST
-    outcome = transport.judge(node("h100x8"), entries(8, "SHM/direct/direct", message))
+    outcome = transport.judge(gpu_view("h100x8"), entries(8, "SHM/direct/direct", message))
     assert (outcome.status, outcome.value) == (WARN, 28)
     assert "0-1, 0-2" in outcome.summary
     assert "and 20 more talk over SHM/direct (NCCL_P2P_DISABLE=1)" in outcome.summary
 
 
-def test_bridged_pairs_may_use_the_hosts_memory_to_others_but_not_to_their_own(node: Node, put_gpu: Put) -> None:
-    bridged = put_gpu(node("a100x8"), range(8), name="NVIDIA A100 80GB PCIe")
+def test_bridged_pairs_may_use_the_hosts_memory_to_others_but_not_to_their_own() -> None:
+    bridged = put_gpu(gpu_view("a100x8"), range(8), name="NVIDIA A100 80GB PCIe")
     pairs = {(a, b): "SHM/direct/direct" for a in range(8) for b in range(a + 1, 8) if a // 2 != b // 2}
     assert transport.judge(bridged, entries(8, "P2P/CUMEM", RING, pairs)).status == PASS
     assert transport.judge(bridged, entries(8, "SHM/direct/direct", RING)).status == WARN
 
 
-def test_what_nvml_shows_between_two_gpus_decides_which_of_them_go_round(node: Node, put: Put, put_gpu: Put) -> None:
-    bridged = put_gpu(node("a100x8"), range(8), name="NVIDIA A100 80GB PCIe", nvlink_remotes=["gpu"] * 12)
+def test_what_nvml_shows_between_two_gpus_decides_which_of_them_go_round() -> None:
+    bridged = put_gpu(gpu_view("a100x8"), range(8), name="NVIDIA A100 80GB PCIe", nvlink_remotes=["gpu"] * 12)
     ends = [gpu.uuid for gpu in bridged.snapshot.gpus]
     matrix = [
         {"a": a, "b": b, "nvlink": "ok" if a // 2 == b // 2 else "not supported", "path": "SYS"}
@@ -136,26 +133,22 @@ def test_what_nvml_shows_between_two_gpus_decides_which_of_them_go_round(node: N
 
 
 @each("way, status", [("SHM/direct/direct", PASS), ("NET/IB/0", PASS), ("NET/Socket/0", WARN)])
-def test_gpus_without_nvlink_may_use_what_they_have_but_not_sockets_within_a_host(
-    node: Node, way: str, status: str
-) -> None:
-    assert transport.judge(node("mixed"), entries(2, way, RING)).status == status
+def test_gpus_without_nvlink_may_use_what_they_have_but_not_sockets_within_a_host(way: str, status: str) -> None:
+    assert transport.judge(gpu_view("mixed"), entries(2, way, RING)).status == status
 
 
-def test_ranks_of_two_hosts_talk_over_the_network(node: Node) -> None:
+def test_ranks_of_two_hosts_talk_over_the_network() -> None:
     ranks = entries(2, "NET/Socket/0", RING)
     ranks[1]["host"] = "node2"
-    assert transport.judge(node("mixed"), ranks).status == PASS
+    assert transport.judge(gpu_view("mixed"), ranks).status == PASS
 
 
 @each("way, status", [("NET/IB/0", WARN), ("P2P/CUMEM", PASS)])
-def test_cards_that_do_not_reach_the_gpus_are_named_where_messages_go_over_them(
-    node: Node, way: str, status: str
-) -> None:
+def test_cards_that_do_not_reach_the_gpus_are_named_where_messages_go_over_them(way: str, status: str) -> None:
     message = SWITCH + "node1:1:2 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'\n"
     ranks = entries(8, "P2P/CUMEM", message, {(0, 7): way})
     ranks[7]["host"] = "node2"
-    outcome = transport.judge(node("h100x8"), ranks)
+    outcome = transport.judge(gpu_view("h100x8"), ranks)
     assert (outcome.status, outcome.culprit) == (status, "mlx5_0" if status == WARN else "")
 
 
@@ -174,31 +167,31 @@ def test_cards_that_do_not_reach_the_gpus_are_named_where_messages_go_over_them(
     ],
 )
 def test_nvls_is_missed_where_it_is_faster_and_nobody_declined_it(
-    node: Node, world: int, message: str, status: str, summary: str
+    world: int, message: str, status: str, summary: str
 ) -> None:
-    outcome = transport.judge(node("h100x8"), entries(world, "P2P/CUMEM", message))
+    outcome = transport.judge(gpu_view("h100x8"), entries(world, "P2P/CUMEM", message))
     assert outcome.status == status
     assert summary in outcome.summary
 
 
-def test_nvls_is_not_missed_on_ampere_nor_out_of_a_fabric(node: Node, put_gpu: Put) -> None:
-    assert transport.judge(node("a100x8"), entries(8, "P2P/IPC/read", RING)).status == PASS
-    unknown = put_gpu(node("h100x8"), [3], fabric=None)
+def test_nvls_is_not_missed_on_ampere_nor_out_of_a_fabric() -> None:
+    assert transport.judge(gpu_view("a100x8"), entries(8, "P2P/IPC/read", RING)).status == PASS
+    unknown = put_gpu(gpu_view("h100x8"), [3], fabric=None)
     assert transport.judge(unknown, entries(8, "P2P/CUMEM", RING)).status == PASS
 
 
-def test_a_log_that_says_nothing_proves_nothing(node: Node, cpu: View) -> None:
+def test_a_log_that_says_nothing_proves_nothing(cpu: View) -> None:
     ranks = entries(8, "P2P/CUMEM")
     ranks[3]["nccl"] = {}
-    outcome = transport.judge(node("h100x8"), ranks)
+    outcome = transport.judge(gpu_view("h100x8"), ranks)
     assert (outcome.status, outcome.summary) == (ERROR, "NCCL left no log of rank 3")
     nowhere = [{**entry, "nccl": transports.parse(MULTICAST)} for entry in ranks]
-    assert transport.judge(node("h100x8"), nowhere).status == ERROR
-    assert transport.judge(node("h100x8"), []).status == ERROR
-    assert transport.judge(node("h100x8"), entries(1, "P2P/CUMEM")).status == SKIP
+    assert transport.judge(gpu_view("h100x8"), nowhere).status == ERROR
+    assert transport.judge(gpu_view("h100x8"), []).status == ERROR
+    assert transport.judge(gpu_view("h100x8"), entries(1, "P2P/CUMEM")).status == SKIP
     gloo = [{**entry, "is_cuda": False, "backend": "gloo", "device": "cpu"} for entry in ranks]
     assert transport.judge(cpu, gloo).status == SKIP
-    assert transport.judge(node("h100x8"), gloo).status == FAIL
+    assert transport.judge(gpu_view("h100x8"), gloo).status == FAIL
 
 
 @each(
@@ -211,10 +204,10 @@ def test_a_log_that_says_nothing_proves_nothing(node: Node, cpu: View) -> None:
         ("edges", {"0>0": ["P2P/IPC"]}),
     ],
 )
-def test_what_no_parser_of_ours_wrote_is_no_pass(node: Node, field: str, value: Any) -> None:
+def test_what_no_parser_of_ours_wrote_is_no_pass(field: str, value: Any) -> None:
     ranks = entries(2, "P2P/CUMEM", RING)
     ranks[1]["nccl"][field] = value
-    assert transport.judge(node("mixed"), ranks).status == ERROR
+    assert transport.judge(gpu_view("mixed"), ranks).status == ERROR
 
 
 @each(
@@ -232,29 +225,29 @@ def test_what_no_parser_of_ours_wrote_is_no_pass(node: Node, field: str, value: 
         (MULTICAST + RING, "SHM/direct/direct", "nvlink"),
     ],
 )
-def test_bandwidth_is_judged_by_the_link_that_is_proven(node: Node, message: str, way: str, judged: str) -> None:
-    assert transports.of(node("h100x8"), entries(8, way, message)).judged == judged
+def test_bandwidth_is_judged_by_the_link_that_is_proven(message: str, way: str, judged: str) -> None:
+    assert transports.of(gpu_view("h100x8"), entries(8, way, message)).judged == judged
     # Where nothing is proven, what NVML shows is the guess.
     silent = [{**entry, "nccl": {}} for entry in entries(2, "P2P/CUMEM")]
-    views = (node("h100x8"), node("mixed"), dataclasses.replace(node("cpu"), mode="cpu"))
+    views = (gpu_view("h100x8"), gpu_view("mixed"), dataclasses.replace(gpu_view("cpu"), mode="cpu"))
     assert [transports.of(view, silent).judged for view in views] == ["nvls", "pcie", ""]
 
 
 @each("wrong, status", [([], PASS), (["all-reduce"], FAIL), (None, ERROR), ("", ERROR)])
-def test_messages_that_were_wrong_or_that_nobody_compared_are_no_pass(node: Node, wrong: Any, status: str) -> None:
+def test_messages_that_were_wrong_or_that_nobody_compared_are_no_pass(wrong: Any, status: str) -> None:
     ranks = entries(8, "P2P/CUMEM")
     ranks[3]["wrong"] = wrong
-    outcome = transport.judge(node("h100x8"), ranks)
+    outcome = transport.judge(gpu_view("h100x8"), ranks)
     assert outcome.status == status
     assert status == PASS or "rank 3" in outcome.summary
 
 
-def test_multicast_that_one_rank_does_not_find_is_not_there_for_the_group(node: Node) -> None:
+def test_multicast_that_one_rank_does_not_find_is_not_there_for_the_group() -> None:
     whole = entries(8, "P2P/CUMEM", MULTICAST + RING)
     assert transports.nvls({entry["rank"]: entry["nccl"] for entry in whole})["available"] is True
     whole[5]["nccl"]["nvls"]["available"] = False
     assert transports.nvls({entry["rank"]: entry["nccl"] for entry in whole})["available"] is False
-    outcome = transport.judge(node("h100x8"), whole)
+    outcome = transport.judge(gpu_view("h100x8"), whole)
     assert (outcome.status, "NCCL finds no multicast" in outcome.summary) == (WARN, True)
 
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from envcheck.checks import View
+from tests.builders import gpu_view
 
 ROOT = Path(__file__).parents[3]
 CASES: dict[str, list[dict[str, Any]]] = yaml.safe_load(
@@ -68,6 +69,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str
 
 
 @pytest.fixture
-def gpu(node: Callable[..., View]) -> View:
-    view = node("h100x8")
+def gpu() -> View:
+    view = gpu_view("h100x8")
     return dataclasses.replace(view, environment={**view.environment, "torch": "2.13.0+cu130", "cuda": "13.0"})

@@ -1,7 +1,6 @@
 """Each failure that users of extensions report is found by what is on disk: the symptom in, cause and remedy out."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ from envcheck.checks.env import extensions
 from envcheck.checks.extensions.installed import KNOWN
 from envcheck.matrix.extensions.file import load
 from tests import index_wheels
+from tests.builders import put
 from tests.checks.extensions.conftest import CASES, measure, write_package
 from tests.elf_files import CUBIN, PTX, MadeLibrary, library
 from tests.tables import each
 
-Node = Callable[..., View]
 PYTHON = {"name": "cpython", "version": [3, 12], "free_threaded": False, "machine": "x86_64"}
 SYMBOL = "_ZN3c1013MessageLoggerC1EPKciib"
 LIBRARY = {"path": "x/_C.so", "missing": [], "undefined": [], "glibc": "2.17", "sass": ["8.0", "9.0"], "ptx": []}
@@ -87,9 +86,7 @@ def test_a_lazy_package_on_a_torch_for_the_cpu_is_skipped(cpu: View) -> None:
 
 
 @pytest.mark.parametrize(("driver", "status"), [("580.65.06", PASS), ("550.54.15", FAIL)])
-def test_ptx_counts_only_where_the_driver_compiles_it(
-    gpu: View, put: Callable[..., View], driver: str, status: str
-) -> None:
+def test_ptx_counts_only_where_the_driver_compiles_it(gpu: View, driver: str, status: str) -> None:
     view = put(gpu, **{"driver.version": driver})
     result = outcome(view, row(library={"sass": ["8.0"][:0], "ptx": ["8.0"]}))
     assert result.status == status, result

@@ -1,6 +1,5 @@
 """InfiniBand and RoCE ports against their like, and the way from them to the GPUs."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,9 @@ import yaml
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Limit, View, limits
 from envcheck.checks.node import infiniband, peer_memory
 from envcheck.node.snapshot import Signal
+from tests.builders import gpu_view, put
 from tests.tables import each
 
-Node = Callable[..., View]
 Port = dict[str, Any]
 
 
@@ -41,7 +40,7 @@ def rails(count: int, **changed: Any) -> list[Port]:
 
 
 @each("changes, status, word", CASES["rules"])
-def test_each_side_of_each_rule(cpu: View, put: Node, changes: list[Port], status: str, word: str) -> None:
+def test_each_side_of_each_rule(cpu: View, changes: list[Port], status: str, word: str) -> None:
     outcome = infiniband.judge(put(cpu, ib__ports=made(changes)))
     assert outcome.status == status, outcome
     assert word in outcome.summary
@@ -50,7 +49,7 @@ def test_each_side_of_each_rule(cpu: View, put: Node, changes: list[Port], statu
 
 @each("counters, status, code", CASES["counters"])
 def test_error_counters_are_judged_by_the_days_that_they_ran(
-    cpu: View, put: Node, counters: dict[str, Any], status: str, code: str
+    cpu: View, counters: dict[str, Any], status: str, code: str
 ) -> None:
     ports = rails(8, counters=counters)
     outcome = infiniband.judge(put(cpu, ib__ports=ports, host__uptime=3 * 86400.0))
@@ -65,14 +64,14 @@ def test_error_counters_are_judged_by_the_days_that_they_ran(
 
 @each("changes, status, culprits", CASES["cards"])
 def test_a_second_port_that_nobody_cabled_is_no_fault(
-    cpu: View, put: Node, changes: list[Port], status: str, culprits: list[str]
+    cpu: View, changes: list[Port], status: str, culprits: list[str]
 ) -> None:
     outcome = infiniband.judge(put(cpu, ib__ports=made(changes)))
     named = [part.culprit for part in outcome.findings] or [outcome.culprit] * bool(outcome.culprit)
     assert (outcome.status, named) == (status, culprits)
 
 
-def test_each_sick_port_is_a_finding_of_its_own(cpu: View, put: Node) -> None:
+def test_each_sick_port_is_a_finding_of_its_own(cpu: View) -> None:
     ports = rails(8, rate=100.0, counters={"symbol_error": 10**9})
     ports[2] = {**ports[2], **DOWN}
     outcome = infiniband.judge(put(cpu, ib__ports=ports, host__uptime=86400.0))
@@ -83,18 +82,18 @@ def test_each_sick_port_is_a_finding_of_its_own(cpu: View, put: Node) -> None:
     ]
 
 
-def test_a_missing_subnet_manager_is_the_remedy_where_the_link_is_there(cpu: View, put: Node) -> None:
+def test_a_missing_subnet_manager_is_the_remedy_where_the_link_is_there(cpu: View) -> None:
     assert "opensm" in infiniband.judge(put(cpu, ib__ports=rails(8, state="INIT"))).remedy
     assert "cable" in infiniband.judge(put(cpu, ib__ports=rails(8, **DOWN))).remedy
 
 
 @each("days, status", [(1, WARN), (10, PASS)])
-def test_one_port_alone_is_judged_by_the_days_it_is_up(cpu: View, put: Node, days: int, status: str) -> None:
+def test_one_port_alone_is_judged_by_the_days_it_is_up(cpu: View, days: int, status: str) -> None:
     lone = rails(1, counters={"link_downed": 20})
     assert infiniband.judge(put(cpu, ib__ports=lone, host__uptime=days * 86400.0)).status == status
 
 
-def test_an_older_snapshot_is_a_skip_and_an_unreadable_one_an_error(cpu: View, put: Node) -> None:
+def test_an_older_snapshot_is_a_skip_and_an_unreadable_one_an_error(cpu: View) -> None:
     assert infiniband.judge(cpu).status == SKIP
     unread = put(cpu, ib__ports=Signal(reason="/sys/class/infiniband: Permission denied", why="denied"))
     assert infiniband.judge(unread).status == ERROR
@@ -104,11 +103,11 @@ def test_an_older_snapshot_is_a_skip_and_an_unreadable_one_an_error(cpu: View, p
 
 
 @each("changed, status", CASES["ways"])
-def test_the_way_to_the_gpus(node: Node, put: Node, changed: dict[str, Any], status: str) -> None:
+def test_the_way_to_the_gpus(changed: dict[str, Any], status: str) -> None:
     signals: dict[str, Any] = {n: Signal(**v) if isinstance(v, dict) else v for n, v in changed.items()}
     ports = made(signals.pop("ports")) if "ports" in signals else rails(8)
-    assert peer_memory.judge(put(node("h100x8"), ib__ports=ports, **signals)).status == status
+    assert peer_memory.judge(put(gpu_view("h100x8"), ib__ports=ports, **signals)).status == status
 
 
-def test_a_geforce_has_no_such_way_and_is_not_blamed(node: Node, put: Node) -> None:
-    assert peer_memory.judge(put(node("rtx4090"), ib__ports=rails(2))).status == SKIP
+def test_a_geforce_has_no_such_way_and_is_not_blamed() -> None:
+    assert peer_memory.judge(put(gpu_view("rtx4090"), ib__ports=rails(2))).status == SKIP

@@ -1,17 +1,16 @@
 """GPUs that should reach each other: what is a fault, what is by design, and who else was there."""
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
-from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Check, Limit, View, passed, too_slow, warned
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Check, Limit, passed, too_slow, warned
 from envcheck.checks.node import acs, gpu_in_use, iommu, p2p_status
 from envcheck.runner import judging
 from envcheck.runner.judging import decide
 from envcheck.runner.planning import CheckModule, discover
+from tests.builders import gpu_view, put, put_gpu
 from tests.tables import each
 
-Node = Callable[..., View]
 FOUND = {module.id: module for module in discover()}
 BRIDGE = {"bus_id": "0000:0f:00.0", "gpus": ["0000:10:00.0"], "enabled": ["request redirect"]}
 
@@ -41,28 +40,24 @@ def pairs(count: int = 4, **odd: Any) -> list[dict[str, Any]]:
         ([{**p, "read": "chipset not supported"} for p in pairs()], SKIP, "chipset not supported"),
     ],
 )
-def test_a_pair_is_held_against_its_links_and_its_like(
-    node: Node, put: Node, matrix: list[dict[str, Any]], status: str, message: str
-) -> None:
-    outcome = p2p_status.judge(put(node("v100x4"), gpu__p2p=matrix))
+def test_a_pair_is_held_against_its_links_and_its_like(matrix: list[dict[str, Any]], status: str, message: str) -> None:
+    outcome = p2p_status.judge(put(gpu_view("v100x4"), gpu__p2p=matrix))
     assert (outcome.status, message in outcome.summary) == (status, True), outcome
     if status in (WARN, FAIL):
         assert len(outcome.details["gpus"]) == 2
 
 
-def test_each_bridge_that_redirects_is_a_finding_with_its_own_command(node: Node, put: Node) -> None:
+def test_each_bridge_that_redirects_is_a_finding_with_its_own_command() -> None:
     other, quiet = {**BRIDGE, "bus_id": "0000:1f:00.0"}, {**BRIDGE, "bus_id": "0000:2f:00.0", "enabled": []}
-    outcome = acs.judge(put(node("v100x4"), pci__acs=[BRIDGE, quiet, other], host__hypervisor=False))
+    outcome = acs.judge(put(gpu_view("v100x4"), pci__acs=[BRIDGE, quiet, other], host__hypervisor=False))
     assert [finding.culprit for finding in outcome.findings] == ["PCIe bridge 0000:0f:00.0", "PCIe bridge 0000:1f:00.0"]
     for finding in outcome.findings:
         assert (finding.status, finding.value, finding.limit and finding.limit.value) == (WARN, 1, 0)
         assert f"setpci -s {finding.culprit.split()[-1]} " in finding.remedy
 
 
-def test_each_gpu_behind_the_iommu_is_a_finding_unless_it_reaches_no_other_over_the_bus(
-    node: Node, put: Node, put_gpu: Node
-) -> None:
-    view = node("v100x4")
+def test_each_gpu_behind_the_iommu_is_a_finding_unless_it_reaches_no_other_over_the_bus() -> None:
+    view = gpu_view("v100x4")
     for index in range(4):
         view = put_gpu(view, [index], bus_id=f"00000000:1{index}:00.0")
     groups = {f"0000:1{index}:00.0": "DMA" if index else "identity" for index in range(4)}
@@ -77,9 +72,9 @@ def test_each_gpu_behind_the_iommu_is_a_finding_unless_it_reaches_no_other_over_
     assert iommu.judge(alone).status == PASS
 
 
-def test_who_is_on_a_gpu_is_named_from_the_limits_on(node: Node, put_gpu: Node) -> None:
+def test_who_is_on_a_gpu_is_named_from_the_limits_on() -> None:
     def summary_of(**signals: Any) -> tuple[str, str]:
-        outcome = gpu_in_use.judge(put_gpu(node("h100x8"), [3], **signals))
+        outcome = gpu_in_use.judge(put_gpu(gpu_view("h100x8"), [3], **signals))
         return outcome.status, outcome.summary
 
     assert summary_of(memory_used=2 << 30, utilization=10)[0] == PASS
@@ -103,8 +98,8 @@ FAST = CheckModule(
 )
 
 
-def test_a_speed_that_falls_short_beside_somebody_elses_work_is_not_told(node: Node, put_gpu: Node) -> None:
-    free = node("h100x8")
+def test_a_speed_that_falls_short_beside_somebody_elses_work_is_not_told() -> None:
+    free = gpu_view("h100x8")
     taken = put_gpu(free, [3], memory_used=70 << 30, processes=[{"pid": 4711, "name": "python"}])
     outcome = judging.excuse_busy(SLOW, judging.Evidence(FAST, taken, {}))
     assert outcome.status == ERROR
@@ -119,8 +114,8 @@ def test_a_speed_that_falls_short_beside_somebody_elses_work_is_not_told(node: N
     assert judging.excuse_busy(SLOW, judging.Evidence(right, taken, {})) == SLOW
 
 
-def test_only_who_is_on_the_gpu_that_is_blamed_is_an_excuse(node: Node, put_gpu: Node) -> None:
-    taken = put_gpu(node("h100x8"), [3], utilization=99)
+def test_only_who_is_on_the_gpu_that_is_blamed_is_an_excuse() -> None:
+    taken = put_gpu(gpu_view("h100x8"), [3], utilization=99)
     uuids = [gpu.uuid for gpu in taken.snapshot.gpus]
 
     def excused(**details: Any) -> bool:
@@ -130,6 +125,6 @@ def test_only_who_is_on_the_gpu_that_is_blamed_is_an_excuse(node: Node, put_gpu:
     assert [excused(device=uuids[3]), excused(device=uuids[4])] == [True, False]
     assert [excused(gpus=uuids[2:4]), excused(gpus=uuids[4:6])] == [True, False]
     # A run on other GPUs than the tenant's is its own.
-    seen = node("h100x8", devices=[{"uuid": uuids[0]}])
+    seen = gpu_view("h100x8", devices=[{"uuid": uuids[0]}])
     beside = put_gpu(seen, [3], utilization=99)
     assert judging.excuse_busy(SLOW, judging.Evidence(FAST, beside, {})) == SLOW

@@ -1,15 +1,13 @@
 """What torch was built for and what it says it is, against the machine and the labels."""
 
 import dataclasses
-from collections.abc import Callable
 
 from envcheck.checks import ERROR, FAIL, SKIP, View
 from envcheck.checks.node import arch_list, gpu_visible, image_promises
 from envcheck.node.snapshot import Gpu, Signal
-from tests.builders import put
+from tests.builders import gpu_view, put
 from tests.tables import each
 
-Node = Callable[..., View]
 KEPT = {
     "cell": "torch2.8.0-cu128-py312",
     "torch": "2.8.0+cu128",
@@ -25,10 +23,10 @@ def visible(view: View, **environ: str) -> View:
     return put(view, env=environ)
 
 
-def test_an_empty_arch_list_and_an_unread_capability_are_errors(node: Node) -> None:
-    assert arch_list.judge(node("t4", arch_list=[])).status == ERROR
+def test_an_empty_arch_list_and_an_unread_capability_are_errors() -> None:
+    assert arch_list.judge(gpu_view("t4", arch_list=[])).status == ERROR
     lost = [Gpu("GPU-0", {"compute_capability": Signal(reason="NVML: Unknown Error", why="failed")})]
-    view = node("t4")
+    view = gpu_view("t4")
     blind = dataclasses.replace(view, snapshot=dataclasses.replace(view.snapshot, gpus=lost))
     assert arch_list.judge(blind).status == ERROR
 
@@ -48,15 +46,15 @@ def test_an_empty_arch_list_and_an_unread_capability_are_errors(node: Node) -> N
         ),
     ],
 )
-def test_a_label_that_lies_about_what_nothing_else_says_is_named(node: Node, promise: dict[str, str], lie: str) -> None:
+def test_a_label_that_lies_about_what_nothing_else_says_is_named(promise: dict[str, str], lie: str) -> None:
     packages = {"torch": "2.8.0", "wheel": "0.47"}
-    outcome = image_promises.judge(node("h100x8", {**KEPT, **promise}, packages=packages))
+    outcome = image_promises.judge(gpu_view("h100x8", {**KEPT, **promise}, packages=packages))
     assert (outcome.status, outcome.summary) == (FAIL, lie)
 
 
-def test_a_lock_that_is_off_in_many_packages_is_told_shortly(node: Node) -> None:
+def test_a_lock_that_is_off_in_many_packages_is_told_shortly() -> None:
     promised = {"torch": "2.8.0+cu128", "packages": " ".join(f"p{n}==1" for n in range(9))}
-    outcome = image_promises.judge(node("h100x8", promised, packages={}))
+    outcome = image_promises.judge(gpu_view("h100x8", promised, packages={}))
     assert outcome.summary.endswith("6 more")
     assert len(outcome.details["lies"]) == 9
     assert [finding.culprit for finding in outcome.findings] == [f"p{n}" for n in range(9)]
@@ -70,17 +68,17 @@ def test_no_promise_is_no_pass_and_a_torch_that_does_not_import_breaks_one(cpu: 
     assert image_promises.judge(dataclasses.replace(broken, environment={})).status == ERROR
 
 
-def test_each_gpu_that_torch_does_not_see_is_named_where_torch_names_its_own(node: Node) -> None:
-    uuids = [gpu.uuid for gpu in node("h100x8").snapshot.gpus]
+def test_each_gpu_that_torch_does_not_see_is_named_where_torch_names_its_own() -> None:
+    uuids = [gpu.uuid for gpu in gpu_view("h100x8").snapshot.gpus]
     seen = [{"uuid": uuid} for index, uuid in enumerate(uuids) if index not in (2, 5)]
-    outcome = gpu_visible.judge(node("h100x8", device_count=6, devices=seen))
+    outcome = gpu_visible.judge(gpu_view("h100x8", device_count=6, devices=seen))
     assert [(finding.status, finding.culprit) for finding in outcome.findings] == [
         (FAIL, f"GPU 2 ({uuids[2]})"),
         (FAIL, f"GPU 5 ({uuids[5]})"),
     ]
     assert outcome.details["gpus"] == [uuids[2], uuids[5]]
     assert all(finding.remedy and finding.limit and finding.value == 6 for finding in outcome.findings)
-    hidden = visible(node("h100x8", device_count=1, devices=[{"uuid": uuids[2]}]), CUDA_VISIBLE_DEVICES="2,5")
+    hidden = visible(gpu_view("h100x8", device_count=1, devices=[{"uuid": uuids[2]}]), CUDA_VISIBLE_DEVICES="2,5")
     assert gpu_visible.judge(hidden).details["gpus"] == [uuids[5]]
-    strangers = gpu_visible.judge(node("t4", devices=[{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]))
+    strangers = gpu_visible.judge(gpu_view("t4", devices=[{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]))
     assert [(finding.status, finding.culprit) for finding in strangers.findings] == [(ERROR, "GPU-a"), (ERROR, "GPU-b")]

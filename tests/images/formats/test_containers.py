@@ -11,9 +11,12 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from envcheck.errors import ConfigError
-from envcheck.images.formats import FORMATS, written
+from envcheck.images.formats import FORMATS, MOST_JOBS, written
+from envcheck.images.lockfile import parse_requirements
+from envcheck.images.spec import ImageSpec
 from tests.e2e.private_engine import CannotStartError, unpacked
 from tests.images.formats.cells import CPU, CUDA, REPOSITORY, specs, text
 from tests.processes import ran
@@ -86,3 +89,59 @@ def test_an_apptainer_definition_has_each_promise_and_proves_them() -> None:
     assert "envcheck run --level static" in sections["test"]
     assert "--nv" in sections["help"]
     assert "--nv" not in text("apptainer", CPU)
+
+
+def read(cell: str) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return the whole file, conda's own packages and the lines for pip."""
+    document: dict[str, Any] = yaml.safe_load(text("conda", cell))
+    *own, last = document["dependencies"]
+    return document, own, last["pip"]
+
+
+@each("cell", [CPU, CUDA])
+def test_pip_gets_the_lock_itself(cell: str) -> None:
+    """Read back with the parser of requirements: each pin, and each of its hashes."""
+    document, _, lines = read(cell)
+    # What pip reads: conda writes the lines into a file of requirements as they are.
+    requirements = "\n".join(line.replace(" --hash", " \\\n    --hash") for line in lines)
+    lock = parse_requirements(requirements.encode(), "base", "environment.yml")
+    assert lock.pins == [pin for group in specs(cell)[0].locks for pin in group.pins if pin.name != "pip"]
+    assert document["name"] == cell
+    assert document["channels"] == ["conda-forge", "nodefaults"]
+
+
+def test_only_a_lock_of_the_pytorch_index_names_an_index() -> None:
+    assert [line for line in read(CPU)[2] if line.startswith("-")] == [
+        "--extra-index-url https://download.pytorch.org/whl/cpu"
+    ]
+    assert not [line for line in read(CUDA)[2] if line.startswith("-")]
+
+
+def test_conda_knows_the_cuda_of_the_wheel_and_its_lowest_gpu() -> None:
+    assert read(CUDA)[1] == ["python=3.12", "pip", "cuda-version=12.8", "cuda-arch=7.0"]
+    assert read(CPU)[1] == ["python=3.11", "pip"]
+
+
+def spec() -> ImageSpec:
+    return specs(CPU)[0]
+
+
+def test_a_job_says_all_that_a_workflow_needs_on_one_line() -> None:
+    text = written("github", [spec(), msgspec.structs.replace(spec(), arch="aarch64")], REPOSITORY)
+    assert text.count("\n") == 1
+    assert json.loads(text)["include"][1] == {
+        "cell": "torch2.13.0-cpu-py311",
+        "target": "runtime",
+        "platform": "linux/arm64",
+        "runner": "ubuntu-24.04-arm",
+        "tag": "registry.example/ml/torch:2.13.0-cpu-py311-runtime",
+        "torch": "2.13.0",
+        "variant": "cpu",
+        "python": "3.11",
+    }
+
+
+def test_more_jobs_than_github_takes_are_refused() -> None:
+    assert len(json.loads(written("github", [spec()] * MOST_JOBS, REPOSITORY))["include"]) == MOST_JOBS
+    with pytest.raises(ConfigError, match="257 jobs, and GitHub takes 256"):
+        written("github", [spec()] * (MOST_JOBS + 1), REPOSITORY)

@@ -1,18 +1,25 @@
 """The bills of materials against the official schemas, and against the locks that they are made from."""
 
 import datetime as dt
+import email.parser
 import json
+import subprocess
+from pathlib import Path
 from typing import Any
 
+import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from packageurl import PackageURL
+from packaging.utils import canonicalize_name
 
+from envcheck.errors import ConfigError
 from envcheck.images.build_context import tool_lock
-from envcheck.images.sbom import Licence, PackageKey, components, cyclonedx
+from envcheck.images.sbom import Licence, PackageKey, components, cyclonedx, read, stated
 from envcheck.images.spec import ImageSpec, load_spec, select
 from envcheck.matrix.file.load import load
 from tests.tables import each
+from tests.wheels import wheel
 
 NOW = dt.datetime(2026, 11, 23, 12, 0, tzinfo=dt.timezone.utc)
 CPU, CUDA = "torch2.13.0-cpu-py311", "torch2.8.0-cu128-py312"
@@ -85,3 +92,72 @@ def test_the_document_says_what_it_does_not_cover_and_is_the_same_each_time() ->
     assert document["compositions"] == [{"aggregate": "incomplete", "assemblies": ["image"]}]
     spec, actual = listed(CPU)
     assert json.loads(cyclonedx(spec, actual[1:], NOW))["serialNumber"] != document["serialNumber"]
+
+
+_ASK = """
+import importlib.metadata as m, json, sysconfig
+print(json.dumps([sysconfig.get_path("purelib"), [[d.name, d.version] for d in m.distributions()]]))
+"""
+
+
+@pytest.mark.torch
+def test_what_is_installed_is_what_the_document_lists(torch_python: Path) -> None:
+    shown = subprocess.run([str(torch_python), "-I", "-c", _ASK], capture_output=True, text=True, check=True)
+    site_packages, distributions = json.loads(shown.stdout)
+    matrix = load()
+    (cell,) = select(matrix, ["torch2.13.0-cpu-py311"])
+    listed = components(load_spec(matrix, cell), None, read([Path(site_packages)]))
+    installed = {(canonicalize_name(name), version) for name, version in distributions}
+    assert {(one["name"], one["version"]) for one in listed} == installed
+    assert [one["name"] for one in listed if "NOASSERTION" in str(one["licenses"])] == []
+
+
+LONG = "License: " + "text of a licence " * 20
+
+
+@each(
+    "metadata, licence",
+    [
+        ("License-Expression: mit\nLicense: BSD", Licence(expression="MIT")),
+        ("License-Expression: Apache-2.0 WITH LLVM-exception", Licence(expression="Apache-2.0 WITH LLVM-exception")),
+        ("License: BSD-3-Clause", Licence(expression="BSD-3-Clause")),
+        ("License: Apache 2.0", Licence(name="Apache 2.0")),
+        ("License: NVIDIA Proprietary Software", Licence(expression="LicenseRef-NVIDIA-Proprietary")),
+        ("License: LicenseRef-NVIDIA-Proprietary", Licence(expression="LicenseRef-NVIDIA-Proprietary")),
+        ("Classifier: License :: OSI Approved :: BSD License", Licence(name="BSD License")),
+        (f"{LONG}\nClassifier: License :: OSI Approved :: MIT License", Licence(name="MIT License")),
+        ("License: UNKNOWN", None),
+        (LONG, None),
+        ("Classifier: License :: Other/Proprietary License", None),
+        ("Classifier: License :: OSI Approved", None),
+        ("", None),
+    ],
+)
+def test_the_metadata_decides(metadata: str, licence: Licence | None) -> None:
+    assert stated(email.parser.Parser().parsestr(f"Name: x\nVersion: 1\n{metadata}\n")) == licence
+
+
+def test_wheels_and_installed_packages_are_read(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "nvidia-Thing_cu12", "1.0", metadata="License: NVIDIA Proprietary Software\n")
+    (tmp_path / "site/a-2.dist-info").mkdir(parents=True)
+    (tmp_path / "site/a-2.dist-info/METADATA").write_text(
+        "Name: A\nVersion: 2.0.0\nLicense: MIT\n\nBody: License: no\n"
+    )
+    assert read([tmp_path / "wheels", tmp_path / "site"]) == {
+        PackageKey("nvidia-thing-cu12", "1.0"): Licence(expression="LicenseRef-NVIDIA-Proprietary"),
+        PackageKey("a", "2.0.0"): Licence(expression="MIT"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("a-1-py3-none-any.whl", b"no zip", "not a wheel"),
+        ("a.whl", b"", "not a wheel"),
+        ("a.txt", b"", "no wheel and no installed package lies there"),
+    ],
+)
+def test_what_is_no_metadata_is_one_line(tmp_path: Path, file: str, content: bytes, message: str) -> None:
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read([tmp_path])

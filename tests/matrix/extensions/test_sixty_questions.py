@@ -11,10 +11,6 @@ from tests.tables import beside
 CASES = beside(__file__)
 
 
-def test_half_of_the_sixty_have_no_answer() -> None:
-    assert min(len(CASES["fits"]), len(CASES["nothing_fits"])) >= 30
-
-
 @pytest.mark.parametrize("question", [*CASES["fits"], *CASES["nothing_fits"]], ids=lambda row: " ".join(row[:2]))
 def test_the_answer_is_what_the_facts_say(ask_with: Callable[..., ExtensionResolution], question: list[Any]) -> None:
     requirements, where, expected, *more = question

@@ -1,7 +1,6 @@
 """Every form of a report shows each measurement and each finding; none hides what was no pass."""
 
 import io
-from collections.abc import Callable
 
 import pytest
 from msgspec import structs
@@ -11,10 +10,9 @@ from envcheck.reports import formats
 from envcheck.reports.model import RunReport, encode
 from envcheck.reports.terminal import show
 from envcheck.runner.schema import Attempt, FindingRow, LimitRow, OutcomeRow
-from tests.builders import row
+from tests.builders import report, row
 from tests.tables import each
 
-MakeReport = Callable[..., RunReport]
 SLOW = Attempt(status="fail", value=99.0, unit="GB/s", summary="slow link", seconds=1.0, body=1.0, remeasure=True)
 FINE = structs.replace(SLOW, status="pass", value=400.0, summary="as fast as it is", remeasure=False, shown=True)
 WRONG = structs.replace(FINE, status="fail", value=3.0, summary="three elements differ", code="data.wrong")
@@ -65,13 +63,13 @@ def formatted(report: RunReport, form: str) -> str:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("outcome", [TAKEN_BACK, FINAL, REPEATED], ids=["taken-back", "final", "repeated"])
-def test_each_attempt_that_was_no_pass_is_in_every_form(report: MakeReport, outcome: OutcomeRow, form: str) -> None:
+def test_each_attempt_that_was_no_pass_is_in_every_form(outcome: OutcomeRow, form: str) -> None:
     text = formatted(report(outcome), form)
     for attempt in outcome.attempts:
         assert attempt.status == "pass" or attempt.summary in text
 
 
-def test_prometheus_counts_attempts_and_findings(report: MakeReport) -> None:
+def test_prometheus_counts_attempts_and_findings() -> None:
     text = formats.named("prometheus").render(report(FINAL))
     assert 'envcheck_check_attempts{check="speed",status="fail",code="data.wrong"} 1.0' in text
     assert 'envcheck_check_attempts{check="speed",status="fail",code=""} 1.0' in text
@@ -84,7 +82,7 @@ def test_prometheus_counts_attempts_and_findings(report: MakeReport) -> None:
 
 
 @each("form", FORMS)
-def test_each_finding_is_in_every_form(report: MakeReport, form: str) -> None:
+def test_each_finding_is_in_every_form(form: str) -> None:
     text = formatted(report(SICK), form)
     for finding in FINDINGS:
         for part in (finding.summary, finding.code, finding.culprit, finding.remedy):

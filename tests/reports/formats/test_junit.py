@@ -1,7 +1,6 @@
 """JUnit as CI viewers read it: valid by Jenkins' schema (junit-10.xsd) and by Ant's (JUnit.xsd) at once."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -11,10 +10,9 @@ from envcheck.reports.formats.junit import junit
 from envcheck.reports.model import RunReport, load
 from envcheck.runner.judging import verdict
 from envcheck.runner.schema import Attempt, LimitRow, OutcomeRow, Plan
-from tests.builders import planned, row
+from tests.builders import planned, report, row
 from tests.tables import each
 
-MakeReport = Callable[..., RunReport]
 REPORTS = sorted((Path(__file__).parents[2] / "data" / "reports").glob("*.json"))
 
 # What both schemas allow, and what either asks for. The children of each element, in order, as a pattern.
@@ -80,7 +78,7 @@ def case(root: ET.Element, name: str) -> ET.Element:
     return actual
 
 
-def test_each_status_becomes_what_a_viewer_shows(report: MakeReport) -> None:
+def test_each_status_becomes_what_a_viewer_shows() -> None:
     root = parsed(report(*ALL))
     assert [[child.tag for child in case(root, o.id)] for o in ALL] == [[], [], ["failure"], ["skipped"], ["error"]]
     assert {k: root[0].get(k) for k in ("tests", "failures", "errors", "skipped", "time")} == {
@@ -93,7 +91,7 @@ def test_each_status_becomes_what_a_viewer_shows(report: MakeReport) -> None:
     assert case(root, "slow").get("time") == "3.000"
 
 
-def test_a_failure_says_value_limit_source_and_remedy(report: MakeReport) -> None:
+def test_a_failure_says_value_limit_source_and_remedy() -> None:
     failure = case(parsed(report(*ALL)), "slow")[0]
     assert failure.get("message") == "slow said so"
     assert (failure.text or "").splitlines() == [
@@ -114,14 +112,14 @@ def test_the_example_reports_are_valid(path: Path) -> None:
 
 
 @each("character", ["\x00", "\x08", "\x0b", "\x1f", "\ufffe", "\ud800", "\x1b[31m", "\x1b]0;t\x07"])
-def test_what_xml_cannot_hold_is_left_out_of_a_log(report: MakeReport, character: str) -> None:
+def test_what_xml_cannot_hold_is_left_out_of_a_log(character: str) -> None:
     crashed = row("crash", "error", log=f"Fatal{character} error <&>]]> é 漢")
     assert (case(parsed(report(crashed)), "crash")[0].text or "").endswith("\n\nFatal error <&>]]> é 漢")
     loud = row("loud", "pass", log=f"Fatal{character} error <&>]]> é 漢")
     assert parsed(report(loud))[0].findtext("system-err") == "loud:\nFatal error <&>]]> é 漢"
 
 
-def test_a_check_that_never_ran_is_an_error(report: MakeReport) -> None:
+def test_a_check_that_never_ran_is_an_error() -> None:
     whole = report(row("good", "pass"))
     plan = Plan(level="quick", checks=[*whole.plan.checks, planned("lost")], nproc=2)
     cut = report(row("good", "pass"), plan=plan, ended="", verdict=verdict(whole.outcomes, "gpu", complete=False))
@@ -131,6 +129,6 @@ def test_a_check_that_never_ran_is_an_error(report: MakeReport) -> None:
 
 
 @each("outcomes", [[], [row("none", "skip")]])
-def test_a_run_that_proved_nothing_is_not_green(report: MakeReport, outcomes: list[OutcomeRow]) -> None:
+def test_a_run_that_proved_nothing_is_not_green(outcomes: list[OutcomeRow]) -> None:
     error = case(parsed(report(*outcomes)), "verdict")[0]
     assert (error.tag, error.get("message")) == ("error", "UNDETERMINED: nothing passed")

@@ -1,26 +1,10 @@
 """The step summary as GitHub shows it."""
 
-from collections.abc import Callable
-
 from envcheck.reports.formats.markdown import markdown
-from envcheck.reports.model import RunReport
-from envcheck.runner.schema import LimitRow
-from tests.builders import row
-
-MakeReport = Callable[..., RunReport]
+from tests.builders import SLOW, report, row
 
 
-SLOW = row(
-    "nccl",
-    "fail",
-    value=312.5,
-    unit="GB/s",
-    limit=LimitRow(value=380.0, unit="GB/s", source="a data sheet", kind="at least"),
-    remedy="restart it",
-)
-
-
-def test_the_verdict_then_what_is_wrong_then_the_table(report: MakeReport) -> None:
+def test_the_verdict_then_what_is_wrong_then_the_table() -> None:
     lines = markdown(report(row("good", "pass"), SLOW)).splitlines()
     assert lines[0] == "## ❌ FAIL: nccl"
     assert "- ran on: 8 x NVIDIA H100 80GB HBM3, driver 570.124.06" in [line.replace(" (nccl)", "") for line in lines]
@@ -38,12 +22,12 @@ def test_the_verdict_then_what_is_wrong_then_the_table(report: MakeReport) -> No
     ]
 
 
-def test_what_markdown_would_take_for_its_own_is_escaped(report: MakeReport) -> None:
+def test_what_markdown_would_take_for_its_own_is_escaped() -> None:
     text = markdown(report(row("x", "warn", summary="a|b\n# no <img> `c` $d$", remedy="none")))
     assert r"a\|b \# no \<img\> \`c\` \$d\$" in text
 
 
-def test_a_summary_never_passes_what_github_takes(report: MakeReport) -> None:
+def test_a_summary_never_passes_what_github_takes() -> None:
     text = markdown(report(*(row(f"c{i}", "fail", summary=f"{i}" + "é" * 20000, remedy="x") for i in range(40))))
     assert len(text.encode()) < 1 << 20
     assert text.endswith("(cut here: see the report itself)\n")

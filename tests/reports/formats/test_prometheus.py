@@ -1,29 +1,28 @@
 """The textfile form: what an alert can rely on, by the format's own grammar and by promtool."""
 
 import re
-import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.formats.prometheus import prometheus
-from envcheck.reports.model import RunReport, load
-from envcheck.runner.schema import LimitRow, Plan
-from tests.builders import row
+from envcheck.reports.model import load
+from envcheck.runner.schema import Plan
+from tests import builders
+from tests.builders import report, row
 
-MakeReport = Callable[..., RunReport]
 REPORTS = sorted((Path(__file__).parents[2] / "data" / "reports").glob("*.json"))
-SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\n"])*",?)*)\})? (\S+)')
+SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\n"])*",?)*)\})? (\S+)')
 
 
 def samples(text: str) -> dict[str, float]:
     """Return every sample by its name and labels; HELP and TYPE stand once and before their family."""
     data: dict[str, float] = {}
     typed: list[str] = []
-    for line in text.splitlines():
+    for line in text.removesuffix("\n").split("\n"):
         if line.startswith("# HELP "):
             assert line.split()[2] not in typed
             continue
@@ -39,18 +38,10 @@ def samples(text: str) -> dict[str, float]:
     return data
 
 
-SLOW = row(
-    "nccl",
-    "fail",
-    value=312.5,
-    unit="GB/s",
-    limit=LimitRow(value=380.0, unit="GB/s", source="a test", kind="at least"),
-    remedy="look",
-    details={"gpu": "GPU-1"},
-)
+SLOW = structs.replace(builders.SLOW, details={"gpu": "GPU-1"})
 
 
-def test_statuses_are_a_set_of_which_one_is_set(report: MakeReport) -> None:
+def test_statuses_are_a_set_of_which_one_is_set() -> None:
     data = samples(prometheus(report(row("a", "pass"), SLOW)))
     at = 'envcheck_check_status{{check="{}",level="quick",status="{}"}}'
     assert [data[at.format("nccl", s)] for s in ("pass", "warn", "fail", "skip", "error")] == [0, 0, 1, 0, 0]
@@ -59,14 +50,14 @@ def test_statuses_are_a_set_of_which_one_is_set(report: MakeReport) -> None:
     assert data['envcheck_run_verdict{verdict="pass"}'] == 0
 
 
-def test_values_and_limits_are_in_base_units(report: MakeReport) -> None:
+def test_values_and_limits_are_in_base_units() -> None:
     data = samples(prometheus(report(SLOW, row("b", "pass", value=3, unit="wrong elements"))))
     assert data['envcheck_check_value_bytes_per_second{check="nccl"}'] == 312.5e9
     assert data['envcheck_check_limit_bytes_per_second{check="nccl",kind="at least"}'] == 380e9
     assert data['envcheck_check_value{check="b",unit="wrong elements"}'] == 3
 
 
-def test_gpus_are_told_by_uuid_and_findings_name_theirs(report: MakeReport) -> None:
+def test_gpus_are_told_by_uuid_and_findings_name_theirs() -> None:
     gpus = [
         Gpu(f"GPU-{i}", {"power_draw": Signal(70.0, unit="W"), "clock_sm": Signal(reason="hidden", why="failed")})
         for i in (1, 2)
@@ -78,7 +69,7 @@ def test_gpus_are_told_by_uuid_and_findings_name_theirs(report: MakeReport) -> N
     assert not any("clock_sm" in name for name in data)
 
 
-def test_a_check_that_never_ran_is_an_error_and_the_run_not_complete(report: MakeReport) -> None:
+def test_a_check_that_never_ran_is_an_error_and_the_run_not_complete() -> None:
     whole = report(row("a", "pass"))
     plan = Plan(level="quick", checks=whole.plan.checks, nproc=2)
     data = samples(prometheus(report(plan=plan, ended="")))
@@ -87,28 +78,14 @@ def test_a_check_that_never_ran_is_an_error_and_the_run_not_complete(report: Mak
     assert not any("end_timestamp" in name for name in data)
 
 
-def test_labels_are_escaped(report: MakeReport) -> None:
+def test_labels_are_escaped() -> None:
     text = prometheus(report(row("a", "pass", value=1.0, unit='q"\\\n\x00')))
     assert r'envcheck_check_value{check="a",unit="q\"\\\n"} 1.0' in text.splitlines()
 
 
-@pytest.fixture
-def promtool() -> Callable[[str], tuple[int, str]]:
-    """Return what asks promtool about a text: its exit status and all it says."""
-    actual = shutil.which("promtool")
-    if actual is None:
-        pytest.skip("no promtool here (`make test` unpacks it where apt is; Debian: apt-get install prometheus)")
-
-    def ask(text: str) -> tuple[int, str]:
-        completed = subprocess.run(
-            [actual, "check", "metrics"], input=text, capture_output=True, text=True, check=False
-        )
-        return completed.returncode, completed.stdout + completed.stderr
-
-    return ask
-
-
 @pytest.mark.promtool
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
-def test_promtool_finds_nothing_to_say_of_the_examples(path: Path, promtool: Callable[[str], tuple[int, str]]) -> None:
-    assert promtool(prometheus(load(path))) == (0, "")
+def test_promtool_finds_nothing_to_say_of_the_examples(path: Path, promtool: str) -> None:
+    command = [promtool, "check", "metrics"]
+    completed = subprocess.run(command, input=prometheus(load(path)), capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stdout + completed.stderr) == (0, "")

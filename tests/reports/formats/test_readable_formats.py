@@ -1,6 +1,5 @@
 """Whatever a report holds, every form of it can be read back by that form's own readers."""
 
-import html.parser
 import re
 from typing import Any, Final
 from xml.etree import ElementTree as ET
@@ -18,8 +17,8 @@ from envcheck.runner.launcher import Place
 from envcheck.runner.outcomes import plain
 from envcheck.runner.schema import Attempt, LimitRow, OutcomeRow, Plan, PlannedCheck, TargetFacts
 from tests.builders import report
-
-SAMPLE: Final = re.compile(r'[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-z_]+="([^"\\\n]|\\[\\n"])*",?)*\})? \S+')
+from tests.reports.formats.test_prometheus import samples
+from tests.reports.test_page import Page
 
 TAGS: Final = re.findall(
     r"\w+",
@@ -118,41 +117,13 @@ def xml(text: str) -> None:
 
 def exposition(text: str) -> None:
     """Read every line as Prometheus does, and no series twice."""
-    lines = [line for line in text.split("\n") if line and not line.startswith(("# HELP ", "# TYPE "))]
     assert text.endswith("\n")
-    assert [line for line in lines if not SAMPLE.fullmatch(line)] == []
-    series = [line.rpartition(" ")[0] for line in lines]
-    assert len(series) == len(set(series))
-    assert all(float(line.rpartition(" ")[2]) is not None for line in lines)
-
-
-class TagBalance(html.parser.HTMLParser):
-    """What is opened is closed, in its order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.opened: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002 (html.parser's)
-        """Keep it."""
-        assert tag in TAGS
-        self.opened += [tag] if tag not in ("meta", "br") else []
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002 (html.parser's)
-        """Nothing is left open."""
-        assert tag in TAGS
-
-    def handle_endtag(self, tag: str) -> None:
-        """Hold it against what was opened last."""
-        assert self.opened.pop() == tag
+    samples(text)
 
 
 def hypertext(text: str) -> None:
     """Read it as HTML: only our own elements, each closed."""
-    reader = TagBalance()
-    reader.feed(text)
-    reader.close()
-    assert reader.opened == []
+    assert {tag for tag, _ in Page(text).tags} <= {*TAGS}
 
 
 def summary(text: str) -> None:
