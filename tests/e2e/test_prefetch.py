@@ -112,18 +112,6 @@ def test_no_wheel_lies_in_the_image_nor_in_the_context(built: Image, offline: Of
     assert len([*Path(planned["contexts"]["wheels"]).glob("*.whl")]) > 10
 
 
-def test_no_network_is_none_on_this_engine(image: Image, offline: Offline) -> None:
-    port = offline.mirror.url.rpartition(":")[2].partition("/")[0]
-    reach = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5)"
-    dockerfile = f'FROM {image.result["base"]}\nRUN python3 -c "{reach}"\n'
-    reached = {
-        network: offline.machine.docker("build", "--no-cache", f"--network={network}", "-", stdin=dockerfile).returncode
-        for network in ("host", "none")
-    }
-    assert reached["host"] == 0
-    assert reached["none"] != 0
-
-
 def test_once_more_nothing_is_asked_for_and_nothing_built(built: Image, offline: Offline) -> None:
     requests = len(offline.mirror.served)
     document = json.loads(offline.machine.envcheck(*offline.build, "--json").stdout)

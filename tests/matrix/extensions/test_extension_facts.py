@@ -1,6 +1,7 @@
 """extensions.yaml: canonical, consistent, small, and each way in which a file can be wrong is one line."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from extension_lint import MOST_MINORS, lint
@@ -72,60 +73,39 @@ def test_a_wrong_row_is_one_line_with_its_place(change: str, to: str, says: str)
     assert "\n" not in str(caught.value)
 
 
-def _one(
-    *, extension: Extension | None = None, release: ExtensionRelease | None = None, wheel: ExtensionWheel | None = None
-) -> Extensions:
-    wheel = wheel or ExtensionWheel(channel="pypi", arch="x86_64", tags=["cp38-abi3"], source=["pypi"])
-    release = release or ExtensionRelease(version="1.0", source=["pypi"], wheels=[wheel])
-    row = extension or Extension(name="vllm", source=["pypi"], releases=[release])
+def _wheel(**changes: Any) -> ExtensionWheel:
+    return ExtensionWheel(**{"channel": "pypi", "arch": "any", "tags": ["py3-none"], "source": ["pypi"], **changes})
+
+
+def _release(version: str = "1.0", **changes: Any) -> ExtensionRelease:
+    return ExtensionRelease(**{"version": version, "source": ["pypi"], "wheels": [_wheel()], **changes})
+
+
+def _one(*releases: ExtensionRelease) -> Extensions:
+    row = Extension(name="vllm", source=["pypi"], releases=[*releases])
     return Extensions(schema="envcheck/extensions/1", sources={"pypi": "METADATA"}, extensions=[row])
 
 
-def _releases(number: int) -> list[ExtensionRelease]:
-    wheel = ExtensionWheel(channel="pypi", arch="any", tags=["py3-none"], source=["pypi"])
-    return [ExtensionRelease(version=f"1.{minor}.0", source=["pypi"], wheels=[wheel]) for minor in range(number)]
+def _minors(number: int) -> list[ExtensionRelease]:
+    return [_release(f"1.{minor}.0") for minor in range(number)]
 
 
 @each(
     ("extensions", "says"),
     [
-        (_one(), None),
-        (_one(extension=Extension(name="vllm", source=["pypi"])), "it has no release"),
-        (_one(extension=Extension(name="vllm", source=["pypi"], releases=_releases(MOST_MINORS))), None),
-        (_one(extension=Extension(name="vllm", source=["pypi"], releases=_releases(MOST_MINORS + 1))), "8 minors"),
-        (_one(release=ExtensionRelease(version="1.0", source=["pypi"])), "neither a wheel nor a source"),
-        (_one(release=ExtensionRelease(version="one", source=["pypi"], built_from=None)), "one is not a version"),
-        (_one(release=ExtensionRelease(version="1.0", source=["nowhere"])), "its source nowhere is not among"),
-        (
-            _one(release=ExtensionRelease(version="1.0", requires={"torch": "2.9"}, source=["pypi"])),
-            "torch: '2.9' is not a version",
-        ),
-        (
-            _one(
-                wheel=ExtensionWheel(channel="pypi", arch="any", tags=["py3-none"], variants=["cu999"], source=["pypi"])
-            ),
-            "cu999",
-        ),
-        (
-            _one(wheel=ExtensionWheel(channel="pypi", arch="any", tags=["py3-none"], cuda=["99"], source=["pypi"])),
-            "CUDA 99",
-        ),
-        (
-            _one(wheel=ExtensionWheel(channel="pypi", arch="any", tags=["py3-none"], sass=["9.0"], source=["pypi"])),
-            "no CUDA major",
-        ),
-        (
-            _one(wheel=ExtensionWheel(channel="project", arch="any", tags=["py3-none"], source=["pypi"])),
-            "needs `where`",
-        ),
-        (
-            _one(
-                wheel=ExtensionWheel(
-                    channel="pypi", arch="any", tags=["py3-none"], cuda=["12"], cuda_choices=True, source=["pypi"]
-                )
-            ),
-            "several CUDA majors",
-        ),
+        (_one(_release()), None),
+        (_one(), "it has no release"),
+        (_one(*_minors(MOST_MINORS)), None),
+        (_one(*_minors(MOST_MINORS + 1)), "8 minors"),
+        (_one(_release(wheels=[])), "neither a wheel nor a source"),
+        (_one(_release("one", wheels=[], built_from=None)), "one is not a version"),
+        (_one(_release(wheels=[], source=["nowhere"])), "its source nowhere is not among"),
+        (_one(_release(wheels=[], requires={"torch": "2.9"})), "torch: '2.9' is not a version"),
+        (_one(_release(wheels=[_wheel(variants=["cu999"])])), "cu999"),
+        (_one(_release(wheels=[_wheel(cuda=["99"])])), "CUDA 99"),
+        (_one(_release(wheels=[_wheel(sass=["9.0"])])), "no CUDA major"),
+        (_one(_release(wheels=[_wheel(channel="project")])), "needs `where`"),
+        (_one(_release(wheels=[_wheel(cuda=["12"], cuda_choices=True)])), "several CUDA majors"),
     ],
 )
 def test_what_contradicts_itself_is_found(extensions: Extensions, says: str | None, matrix: Matrix) -> None:

@@ -5,51 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from envcheck.runner.schema import OutcomeRow
+from tests.tables import beside
 
 Sabotage = Callable[..., OutcomeRow]
 
-CASES = {
-    "is killed": ("os.kill(os.getpid(), signal.SIGKILL)", "rank 0 died of SIGKILL"),
-    "segfaults": ("ctypes.string_at(0)", "rank 0 died of SIGSEGV"),
-    "aborts": ("os.abort()", "rank 0 died of SIGABRT"),
-    "leaves quietly": ("os._exit(0)", "rank 0 exited with code 0 and no result"),
-    "exits": ("sys.exit(3)", "rank 0 exited with code 3"),
-    "exits at once": ("os._exit(3)", "rank 0 exited with code 3"),
-    "exits with words": ("sys.exit('no')", "rank 0 exited with code 1"),
-    "raises": ("raise RuntimeError('broken as\\nplanned')", "rank 0 RuntimeError: broken as"),
-    "breaks an import": ("import no_such_module", "rank 0 ModuleNotFoundError: No module named 'no_such_module'"),
-    "recurses": ("def f(): f()\nf()", "rank 0 RecursionError: maximum recursion depth exceeded"),
-    "returns no dict": ("return [1]", "rank 0 TypeError: measure returned list, not a dict"),
-    "returns nothing": ("pass", "rank 0 TypeError: measure returned NoneType, not a dict"),
-    "returns no JSON": ("return {'x': object()}", "rank 0 TypeError: Object of type object is not JSON serializable"),
-    "returns a circle": ("x = {}\nx['x'] = x\nreturn x", "rank 0 ValueError: Circular reference detected"),
-    "returns too much": ("return {'x': 'y' * (1 << 21)}", "rank 0 ValueError: measure returned 2097"),
-    "forges a result": ("open('rank0.json', 'w').write('[1'); os._exit(0)", "rank 0 its result file is not JSON"),
-    "fills its result": (
-        "open('rank0.json', 'w').write(' ' * (1 << 21)); os._exit(0)",
-        "rank 0 its result file is over 1048576 bytes",
-    ),
-    "nests its result": (
-        "open('rank0.json', 'w').write('[' * 100000 + ']' * 100000); os._exit(0)",
-        "rank 0 its result file is not JSON",
-    ),
-    "leaves a pipe": ("os.mkfifo('rank0.json'); os._exit(0)", "rank 0 its result file cannot be read: it is no"),
-    "leaves a pipe of progress": (
-        "os.remove('rank0.progress'); os.mkfifo('rank0.progress'); os.mkfifo('rank0.doing'); os._exit(0)",
-        "rank 0 exited with code 0 and no result",
-    ),
-    "leaves a link": (
-        "os.symlink('/dev/zero', 'rank0.json'); os._exit(0)",
-        "rank 0 its result file cannot be read: Too many levels",
-    ),
-    "leaves a directory": ("os.mkdir('rank0.json'); return {}", "rank 0 its result file cannot be read: Is a"),
-    "forges its seconds": (
-        "open('rank0.json', 'w').write('{\"measured\": {}, \"seconds\": \"many\"}'); os._exit(0)",
-        "rank 0 its result file holds neither",
-    ),
-    "leaves by the front door": ("sys.exit()", "rank 0 exited with code 0 and no result"),
-    "closes stdout": ("sys.stdout.close(); raise KeyError('lost')", "rank 0 KeyError: 'lost'"),
-}
+CASES = beside(__file__)
 
 
 @pytest.mark.parametrize("spawn", [False, True], ids=["fork", "spawn"])
