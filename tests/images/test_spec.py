@@ -1,5 +1,6 @@
 """A spec says what an image is to be, and refuses locks that contradict the facts."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -7,10 +8,13 @@ import pytest
 
 from envcheck.errors import ConfigError
 from envcheck.images.dockerfile import render_cell, write_locks
-from envcheck.images.lockfile import Lock, Pin, digest
-from envcheck.images.spec import load_spec, make_spec, no_lock, select
+from envcheck.images.lockfile import Lock, Pin, digest, version_of
+from envcheck.images.spec import load_spec, load_specs, make_spec, no_lock, select
+from envcheck.images.targets import cuda_compilers, requirements_of
+from envcheck.matrix.facts.lookup import nvcc_in_wheels
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load
+from tests.tables import each
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
 
@@ -126,7 +130,7 @@ def test_an_architecture_has_its_own_locks_of_the_same_versions() -> None:
     # torch 2.11 to 2.15 as the Python index has it, for Grace, and the CPU's that it has: torch 2.4 to 2.10
     assert [cell.variant == "cpu" for cell in cells].count(False) == 19
     assert len(cells) == 45
-    for cell, target in [(each, target) for each in cells for target in facts.targets(each)]:
+    for cell, target in [(one, target) for one in cells for target in facts.targets(one)]:
         x86, arm = load_spec(facts, cell, target), load_spec(facts, cell, target, arch="aarch64")
         versions = [
             {pin.name: pin.version.partition("+")[0] for lock in spec.locks for pin in lock.pins} for spec in (x86, arm)
@@ -163,3 +167,38 @@ def test_the_locks_of_one_architecture_leave_the_other_alone(tmp_path: Path) -> 
     assert load_spec(facts, cell, images_dir=tmp_path).locks == x86.locks
     with pytest.raises(ConfigError, match=r"lacks base\.aarch64\.lock"):
         load_spec(facts, cell, images_dir=tmp_path, arch="aarch64")
+
+
+@each(
+    "cuda, wheels",
+    [
+        ("11.8", {"nvidia-cuda-nvcc-cu11", "nvidia-cuda-cccl-cu11"}),
+        ("12.1", {"nvidia-cuda-nvcc-cu12", "nvidia-cuda-cccl-cu12"}),
+        ("12.9", {"nvidia-cuda-nvcc-cu12", "nvidia-cuda-cccl-cu12"}),
+        ("13.0", {"nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl"}),
+        ("13.2", {"nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl"}),
+        ("14.0", set()),
+    ],
+)
+def test_compilers_are_those_of_the_same_minor_cuda(cuda: str, wheels: set[str]) -> None:
+    assert set(cuda_compilers(cuda)) == {f"{name}=={cuda}.*" for name in wheels}
+    assert nvcc_in_wheels(cuda) == ("nvidia-nvvm" in wheels or not wheels)
+
+
+def test_devel_wants_a_cuda_compiler_only_for_a_wheel_with_cuda() -> None:
+    without = requirements_of("devel", None)
+    assert not any(name.startswith("nvidia-") for name in without)
+    assert requirements_of("devel", "13.0") == [*without, *cuda_compilers("13.0")]
+    assert requirements_of("runtime", "13.0") == []
+
+
+def test_every_published_devel_holds_the_compilers_of_its_own_cuda() -> None:
+    facts = load()
+    specs = [spec for cell in facts.cells() for spec in load_specs(facts, cell) if spec.target == "devel"]
+    assert specs
+    for spec in (spec for spec in specs if spec.promises["cuda"] != "none"):
+        for wheel in (requirement.partition("==")[0] for requirement in cuda_compilers(spec.promises["cuda"])):
+            version = version_of(spec.locks, re.escape(wheel))
+            assert version is not None, (spec.cell, wheel)
+            # The headers of CCCL go by their own version where torch itself asks for newer ones.
+            assert "cccl" in wheel or version.startswith(f"{spec.promises['cuda']}."), (spec.cell, wheel, version)

@@ -6,16 +6,18 @@ import os
 import re
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
 from rich.console import Console
 
+from envcheck.node.snapshot import Gpu, Snapshot
 from envcheck.reports import phrases
 from envcheck.reports.formats.html import page
 from envcheck.reports.formats.markdown import markdown
 from envcheck.reports.model import RunReport, load
-from envcheck.reports.phrases import quantity
+from envcheck.reports.phrases import culprits, quantity
 from envcheck.reports.terminal import announcement, show, show_announcement, show_plan
 from envcheck.runner.judging import verdict
 from envcheck.runner.schema import Attempt, FindingRow, ImageFacts, LimitRow, OutcomeRow, TargetFacts
@@ -284,3 +286,27 @@ def test_evidence_that_nobody_measured_says_so_in_every_form_that_people_read() 
         result = made.snapshot.signal("origin").value != "recorded"
         for form in (text(made), page(made), markdown(made)):
             assert ("no such machine was measured" in form) is result, path
+
+
+RANKS = [{"rank": i, "device": f"GPU-{i}"} for i in range(3)]
+
+
+@each(
+    ("finding", "blamed"),
+    [
+        ({"summary": "GPU-1 lost 3 rows"}, ["GPU-1"]),
+        ({"details": {"device": "GPU-2"}}, ["GPU-2"]),
+        ({"details": {"gpus": ["GPU-0", "GPU-2"]}}, ["GPU-0", "GPU-2"]),
+        ({"details": {"gpus": {"GPU-0": 3}}}, ["GPU-0"]),
+        ({"details": {"rank": 1}, "ranks": RANKS}, ["GPU-1"]),
+        ({"details": {"ranks": [0, 2]}, "ranks": RANKS}, ["GPU-0", "GPU-2"]),
+        ({"ranks": RANKS}, []),
+        ({"details": {"curve": "GPU-1"}}, []),
+    ],
+)
+@each("status", ["warn", "fail", "error", "pass", "skip"])
+def test_findings_blame_the_gpus_they_name(finding: dict[str, Any], blamed: list[str], status: str) -> None:
+    outcome = row("x", status, **finding)
+    data = culprits(report(outcome, snapshot=Snapshot("", {}, [Gpu(f"GPU-{i}") for i in range(3)])))
+    expected = blamed if status in ("warn", "fail", "error") else []
+    assert [uuid for uuid, outcomes in data.items() if outcomes] == expected

@@ -10,7 +10,7 @@ import pytest
 from envcheck.checks import LEVELS
 from envcheck.errors import ConfigError
 from envcheck.runner.execute import Run
-from envcheck.runner.planning import CheckModule, discover, plan, select
+from envcheck.runner.planning import STARTING, CheckModule, discover, expected_to_fit, most_telling_first, plan, select
 from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.worker_session import RunPlan, worker_plan
 from tests.builders import check_module
@@ -132,3 +132,45 @@ def test_a_plan_counts_no_time_for_what_a_machine_has_too_few_gpus_for(
         check("together", "quick", seconds=4.0, gpus=0, least_ranks=2),
     ]
     assert plan(checks, level="full", nproc=nproc, gpus=gpus).seconds == seconds
+
+
+def told(identity: str, kind: Any = "env", **about: Any) -> CheckModule:
+    return check_module(identity, kind, **{"seconds": 1.0, **about})
+
+
+def test_the_order_is_the_written_one() -> None:
+    chosen = [
+        told("fast", performance=True, seconds=0.5),
+        told("late", level="standard"),
+        told("dear", seconds=9.0),
+        told("cheap"),
+        told("cheap-too"),
+        told("node", "node", level="standard"),
+    ]
+    result = [f.id for f in most_telling_first(chosen)]
+    assert result == ["node", "cheap", "cheap-too", "dear", "fast", "late"]
+
+
+@each(
+    ("spare", "fitting"),
+    [
+        (3.0, ["node", "a", "b"]),
+        (2.9, ["node", "a"]),
+        (10.0, ["node", "a", "b", "c"]),
+        (9.9, ["node", "a", "b"]),
+        (-1.0, ["node"]),
+    ],
+)
+def test_a_plan_says_beforehand_what_it_expects_to_fit(spare: float, fitting: list[str]) -> None:
+    chosen = [told("node", "node", seconds=99.0), told("a"), told("b", seconds=2.0), told("c", seconds=7.0)]
+    assert expected_to_fit(plan(chosen, level="full", nproc=2, budget=STARTING + spare)) == fitting
+    assert expected_to_fit(plan(chosen, level="full", nproc=2)) == ["node", "a", "b", "c"]
+
+
+def test_what_came_before_counts_and_a_check_that_has_begun_is_finished(
+    add: Callable[..., Path], run_site: Callable[..., Run]
+) -> None:
+    add("a_longer_than_planned", "time.sleep(3.0)\nreturn {}", "ranks=1, seconds=0.1")
+    add("b_after_it", "return {}", "ranks=1, seconds=0.1")
+    outcomes = run_site(budget=2.5).outcomes
+    assert [(o.status, o.left_out) for o in outcomes.values()] == [("pass", False), ("skip", True)]
