@@ -159,14 +159,6 @@ def sampled(actual: Any, monkeypatch: pytest.MonkeyPatch, samples: int) -> dict[
     return sampler.measured()
 
 
-def test_samples_are_taken_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = sampled(library(nvmlDeviceGetPowerUsage=answering(0, 3)), monkeypatch, 3)
-    assert len(data["samples"]) >= 3
-    assert data["unread"] is None
-    assert data["not_offered"] == {"power": "NVML: Not Supported"}
-    assert [s["at"] for s in data["samples"]] == sorted(s["at"] for s in data["samples"])
-
-
 def test_a_gpu_lost_under_load_is_the_reason_for_no_more_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     data = sampled(library(nvmlDeviceGetClockInfo=answering(0, 15)), monkeypatch, 1)
     assert data["unread"] == "NVML: GPU is lost"

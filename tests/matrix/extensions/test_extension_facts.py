@@ -10,7 +10,9 @@ from envcheck.errors import ConfigError
 from envcheck.matrix.extensions import file
 from envcheck.matrix.extensions.file import Extension, ExtensionRelease, Extensions, ExtensionWheel
 from envcheck.matrix.facts.model import Matrix
-from tests.tables import each
+from tests.tables import beside, each
+
+CASES = beside(__file__)
 
 ROW = """\
 schema: envcheck/extensions/1
@@ -44,27 +46,7 @@ def test_the_shipped_file_is_consistent_and_small(extensions: Extensions, matrix
     assert file.SHIPPED.stat().st_size < 1_000_000
 
 
-@each(
-    ("change", "to", "says"),
-    [
-        (
-            '"0.16.0"',
-            "0.16",
-            "e.yaml:7: $.extensions[0].releases[0].version: Expected `str`, got `float`; put it in quotes",
-        ),
-        ("arch: x86_64", "arch: riscv", "e.yaml:11: $.extensions[0].releases[0].wheels[0].arch: Invalid enum value"),
-        (
-            "tags: [cp38-abi3]",
-            "tags: [cp38]",
-            "e.yaml:12: $.extensions[0].releases[0].wheels[0].tags[0]: Expected `str`",
-        ),
-        ("tags: [cp38-abi3]", "tags: []", "e.yaml:12: $.extensions[0].releases[0].wheels[0].tags: Expected `array`"),
-        ("channel: pypi", "chanel: pypi", "e.yaml:10: $.extensions[0].releases[0].wheels[0]: Object contains unknown"),
-        ("    source: [pypi]\n    rel", "    rel", "e.yaml:4: $.extensions[0]: Object missing required field `source`"),
-        ("name: vllm", "name: vLLM", "e.yaml:4: $.extensions[0].name: Expected `str` matching regex"),
-        ("extensions:\n", "extensions:\n  - {name: vllm, source: [pypi]}\n", "e.yaml:5: $.extensions[1]: vllm appears"),
-    ],
-)
+@each(("change", "to", "says"), CASES["wrong rows"])
 def test_a_wrong_row_is_one_line_with_its_place(change: str, to: str, says: str) -> None:
     assert change in ROW
     with pytest.raises(ConfigError) as caught:

@@ -294,24 +294,7 @@ def test_what_is_left_open_or_taken_for_granted_is_said(ask: Ask, axes: dict[str
     assert any(message.endswith(note) for message in ask(**axes).notes)
 
 
-@each(
-    ("base", "driver", "gpu", "says"),
-    [
-        ("12.8", "570.26", "RTX 4090", "nvidia/cuda:12.8.1 starts: driver 570.26 is of CUDA 12.8"),
-        ("12.8", "550.54.14", "RTX 4090", "nvidia/cuda:12.8.1 refuses to start"),
-        ("12.8", "550.54.14", "H100", "nvidia/cuda:12.8.1 starts: driver 550.54.14 is of CUDA 12.4 < 12.8"),
-        ("12.4", "525.105.17", "RTX 4090", "nvidia/cuda:12.4.1 starts"),
-        ("13.3", "570.26", "H100", "the end of its list is not known"),
-        ("13.4.2-base-ubuntu24.04", "580.65.06", "H100", "nvidia/cuda:13.4.2 may refuse to start"),
-        ("12.5.0", "550.54.14", "H100", "nvidia/cuda:12.5.0 starts"),
-        (
-            "nvcr.io/nvidia/cuda:12.8.0-cudnn-devel-ubuntu22.04@sha256:0",
-            "570.26",
-            "H100",
-            "12.8.0, judged as 12.8.1",
-        ),
-    ],
-)
+@each(("base", "driver", "gpu", "says"), CASES["bases of nvidia"])
 def test_what_an_nvidia_base_would_refuse(matrix: Matrix, base: str, driver: str, gpu: str, says: str) -> None:
     resolution = resolve(matrix, Query(driver=driver, gpus=[gpu]), base_cuda=base)
     assert says in resolution.notes[-1]

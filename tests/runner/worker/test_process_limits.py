@@ -9,27 +9,9 @@ from envcheck.checks.support import control_group
 from envcheck.runner import worker_session
 from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.worker import process_limits, rank_group
+from tests.tables import beside
 
-LIMITED = {
-    "memory": (
-        "RLIMIT_AS, (2**29, 2**29)",
-        "bytearray(2**30)",
-        "MemoryError",
-        "536870912 bytes of address space, see `ulimit -v`",
-    ),
-    "file size": (
-        "RLIMIT_FSIZE, (4096, 4096)",
-        "open('big', 'wb').write(bytes(2**20))",
-        "File too large",
-        "4096 bytes in a file, see `ulimit -f`",
-    ),
-    "open files": (
-        "RLIMIT_NOFILE, (32, 32)",
-        "[open('/dev/null') for _ in range(64)]",
-        "Too many open",
-        "32 open files, see `ulimit -n`",
-    ),
-}
+LIMITED = beside(__file__)
 
 
 @pytest.fixture(autouse=True)
