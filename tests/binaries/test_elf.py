@@ -26,7 +26,9 @@ from envcheck.binaries.native_library import (
 )
 from envcheck.binaries.native_library import is_torch_symbol as symbol_is_torchs
 from tests.elf_files import CUBIN, PTX, MadeLibrary, library
-from tests.tables import each
+from tests.tables import beside, each
+
+CASES = beside(__file__)
 
 WHOLE = library(
     MadeLibrary(
@@ -228,21 +230,7 @@ def test_a_wheel_of_both_kinds_is_mixed() -> None:
     assert (together([NEW, NONE]), together([STABLE]), together([])) == (NEW, STABLE, NONE)
 
 
-@each(
-    ("library", "majors"),
-    [
-        ("libcudart.so.12", ["12"]),
-        ("/usr/local/cuda/lib64/libcudart.so.12", ["12"]),
-        ("libcudart.so.11.0", ["11"]),
-        ("libnvrtc.so.11.2", ["11"]),
-        ("libcublasLt.so.13", ["13"]),
-        ("libcufft.so.11", ["12"]),  # cuFFT numbers itself
-        ("libcufft.so.12", ["13"]),
-        ("libcusolver.so.11", []),  # CUDA 11 and 12 have it
-        ("libcurand.so.10", []),
-        ("libcudnn.so.9", []),
-    ],
-)
+@each(("library", "majors"), CASES["names of libraries"])
 def test_a_library_names_its_cuda(library: str, majors: list[str]) -> None:
     assert cuda_majors([library, "libc.so.6"]) == majors
     assert is_nvidias(library)

@@ -17,7 +17,9 @@ from envcheck.mirrors.profiles.model import (
     redacted,
     without_queries,
 )
-from tests.tables import each
+from tests.tables import beside, each
+
+CASES = beside(__file__)
 
 
 def test_an_endpoint_turns_xet_off_because_its_data_would_go_elsewhere() -> None:
@@ -41,22 +43,7 @@ def test_what_lies_on_this_machine_is_known_as_such(url: str, path: str | None) 
     assert Index(url=url).local == (None if path is None else Path(path))
 
 
-@each(
-    ("url", "has"),
-    [
-        ("https://joe:pw@a.example/x", True),
-        ("https://token@a.example", True),
-        ("https://a.example/@scope/x", False),
-        ("https://joe:p/w@a.example/x", True),
-        ("https://joe:p?w@a.example/x", True),
-        ("https://[::1]:8080/x@y", False),
-        ("https:joe:pw@a.example/x", True),
-        ("joe:pw@a.example/x", True),
-        ("joe@corp.example", False),
-        ("/srv/a@b", False),
-        ("/srv/a:b@c", False),
-    ],
-)
+@each(("url", "has"), CASES["urls"])
 def test_a_user_or_password_in_a_url_is_seen_and_hidden(url: str, *, has: bool) -> None:
     assert has_userinfo(url) is has
     hidden = f"{'https://' if '//' in url else ''}***@a.example{'/x' if url.endswith('/x') else ''}"

@@ -15,7 +15,9 @@ import pytest
 from envcheck.checks import WARN, Rank
 from envcheck.checks.env import compile_prerequisites, compiled
 from tests import builders
-from tests.tables import each
+from tests.tables import beside, each
+
+CASES = beside(__file__)
 
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")
 VARIABLES = ("CC", "CXX", "TRITON_PTXAS_PATH", "TRITON_LIBCUDA_PATH", "LD_LIBRARY_PATH")
@@ -150,21 +152,6 @@ def test_the_loaders_cache_comes_before_the_path(machine: Path, monkeypatch: pyt
     assert compile_prerequisites.measure(RANK)["found"]["libcuda.so.1"] == "libcuda.so.1"
 
 
-@each(
-    "lines, told",
-    [
-        (
-            [
-                "PTXAS error: Internal Triton PTX codegen error",
-                "`ptxas` stderr:",
-                "ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'",
-            ],
-            2,
-        ),
-        (["C++ compile error", "Command:", "a.cpp:1:10: fatal error: Python.h: No such file or directory"], 2),
-        (["1 error generated", "x"], 0),
-        (["", "killed"], 1),
-    ],
-)
+@each("lines, told", CASES["broken compilations"])
 def test_of_a_broken_compilation_the_compilers_own_line_is_told(lines: list[str], told: int) -> None:
     assert compiled._telling(RuntimeError("\n".join(lines))) == lines[told]  # noqa: SLF001

@@ -8,7 +8,9 @@ import pytest
 from envcheck.checks import ERROR, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.env import image_config
 from envcheck.checks.support import secret_patterns
-from tests.tables import each
+from tests.tables import beside, each
+
+CASES = beside(__file__)
 
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")
 RUNNING = {"rank": 0, "image": False, "contained": True, "uid": 1000, "mapped": False, "init": "tini"}
@@ -105,23 +107,6 @@ def test_a_credential_is_named_and_not_read_out(line: str, actual: list[str]) ->
     assert secret_patterns.line(line) == actual
 
 
-@each(
-    "line",
-    [
-        "ARG HF_TOKEN",
-        "ENV HF_TOKEN=",
-        "RUN --mount=type=secret,id=hf_token HF_TOKEN=$(cat /run/secrets/hf_token) python get.py",
-        'RUN HF_TOKEN="$(cat /run/secrets/hf_token)" python get.py',
-        "RUN TOKEN=`cat /run/secrets/token` python get.py",
-        "ENV HF_TOKEN_PATH=/run/secrets/token",
-        "ENV MAX_TOKENS=4096",
-        "ENV TOKENIZERS_PARALLELISM=false",
-        "ENV GPG_KEY=A035C8C19219BA821ECEA86B64E628F8D684696D",
-        "RUN docker login --password-stdin registry.example",
-        "RUN python x.py --tokenizer bert",
-        "RUN git clone ssh://git@git.example/x && pip install -i https://mirror.example/simple x",
-        "RUN curl -H 'Authorization: Bearer $TOKEN' x",
-    ],
-)
+@each("line", CASES["usual"])
 def test_what_is_usual_is_none(line: str) -> None:
     assert secret_patterns.line(line) == []

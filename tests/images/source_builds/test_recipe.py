@@ -17,27 +17,16 @@ from envcheck.images.wheels import sha256
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.mirrors.store.objects import Store
 from tests.elf_files import CUBIN, MadeLibrary, library
-from tests.tables import each
+from tests.tables import beside, each
 from tests.wheels import wheel
+
+CASES = beside(__file__)
 
 GIB = 1 << 30
 CPU, CUDA = "torch2.13.0-cpu-py311", "torch2.14.1-cu130-py311"
 
 
-@each(
-    "gib, cores, compiler, most, number",
-    [
-        (64, 32, "nvcc", None, 8),
-        (63.9, 32, "nvcc", None, 7),
-        (64, 4, "nvcc", None, 4),
-        (7, 4, "nvcc", None, 1),  # less than one compiler needs: one is tried all the same
-        (0, 4, "nvcc", None, 1),  # not read
-        (12, 8, "g++", None, 4),
-        (11.9, 8, "g++", None, 3),
-        (64, 32, "nvcc", 2, 2),
-        (16, 32, "nvcc", 64, 2),
-    ],
-)
+@each("gib, cores, compiler, most, number", CASES["jobs"])
 def test_jobs_are_what_memory_and_cores_allow(
     gib: float, cores: int, compiler: str, most: int | None, number: int
 ) -> None:

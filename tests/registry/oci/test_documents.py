@@ -23,7 +23,9 @@ from envcheck.registry.documents import (
 from envcheck.registry.logins import challenges
 from envcheck.registry.repository import Repository, next_page
 from tests.registry.oci.fakes import FakeRegistry, image, opened, push_image
-from tests.tables import each
+from tests.tables import beside, each
+
+CASES = beside(__file__)
 
 CONTENT = image("one")[0]
 DIGEST = "sha256:" + "a" * 64
@@ -129,20 +131,7 @@ def test_a_manifest_or_index_of_which_any_value_is_another_is_one_or_a_refusal(d
         manifest.index() if manifest.is_index else manifest.image()
 
 
-@each(
-    "header, expected",
-    [
-        ('Bearer realm="https://a/t",service="x y"', {"bearer": {"realm": "https://a/t", "service": "x y"}}),
-        (
-            'Basic realm="x, y", Bearer realm="https://a/t?k=1"',
-            {"basic": {"realm": "x, y"}, "bearer": {"realm": "https://a/t?k=1"}},
-        ),
-        ("Negotiate, bearer realm=https://a/t, x=, y", {"bearer": {"realm": "https://a/t"}}),
-        ("Basic", {"basic": {}}),
-        ("", {}),
-        ("=", {}),
-    ],
-)
+@each("header, expected", CASES["challenges"])
 def test_the_challenges_of_a_registry_are_read(header: str, expected: dict[str, dict[str, str]]) -> None:
     assert challenges(header) == expected
 
