@@ -17,41 +17,16 @@ else:
 
 ROOT = Path(__file__).parents[1]
 TOP = {
-    "images",
-    "templates",
-    "matrix.yaml",
-    "envcheck",
-    "benchmarks",
-    "tests",
-    "docs",
-    "pyproject.toml",
-    "README.md",
-    "CHANGELOG.md",
-}
-TOP |= {
-    "LICENSE",
-    "CONTRIBUTING.md",
-    "Makefile",
-    ".github",
-    ".ci",
-    ".dockerignore",
-    ".gitignore",
-    ".pre-commit-config.yaml",
+    *("envcheck", "tests", "docs", "images", "templates", "benchmarks", "matrix.yaml", "pyproject.toml", "Makefile"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"),
+    *(".github", ".ci", ".dockerignore", ".gitignore", ".pre-commit-config.yaml"),
 }
 # Written apart so that this file does not name them either.
-INDEX_HOSTS = re.compile(
-    "|".join(
-        re.escape(a + b)
-        for a, b in (
-            ("py", "pi.org"),
-            ("python", "hosted.org"),
-            ("deb.deb", "ian.org"),
-            ("security.deb", "ian.org"),
-            ("archive.ub", "untu.com"),
-            ("registry.npm", "js.org"),
-        )
-    )
-)
+HOSTS = [
+    *(("py", "pi.org"), ("python", "hosted.org"), ("registry.npm", "js.org")),
+    *(("deb.deb", "ian.org"), ("security.deb", "ian.org"), ("archive.ub", "untu.com")),
+]
+INDEX_HOSTS = re.compile("|".join(re.escape(a + b) for a, b in HOSTS))
 
 
 def tracked() -> list[Path]:

@@ -12,16 +12,8 @@ from tests.tables import each
 ROWS = limits.rows()
 BANDWIDTHS = [row for row in ROWS if "spec" in row]
 UNITS = {
-    "B",
-    "s",
-    "GB/s",
-    "TFLOP/s",
-    "link losses",
-    "a day",
-    "of the start",
-    "of the ports' rate",
-    "of the links' rate",
-    "of one GPU",
+    *("B", "s", "GB/s", "TFLOP/s", "link losses", "a day"),
+    *("of the start", "of the ports' rate", "of the links' rate", "of one GPU"),
 }
 
 

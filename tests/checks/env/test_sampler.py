@@ -122,7 +122,7 @@ def test_names_and_codes_are_those_of_nvidia() -> None:
     pynvml = importlib.import_module("pynvml")
     for name in ANSWERS:
         assert hasattr(pynvml, name), name
-    silent = (
+    names = (
         "INVALID_ARGUMENT",
         "NOT_SUPPORTED",
         "NO_PERMISSION",
@@ -131,12 +131,10 @@ def test_names_and_codes_are_those_of_nvidia() -> None:
         "DEPRECATED",
         "UNKNOWN",
     )
+    codes = {name: getattr(pynvml, f"NVML_ERROR_{name}") for name in (*names, "NOT_FOUND")}
     ours = vars(hardware_sampler)
-    assert ours["_SILENT"] == tuple(getattr(pynvml, f"NVML_ERROR_{name}") for name in silent)
-    assert (ours["_NOT_FOUND"], ours["_NO_FUNCTION"]) == (
-        pynvml.NVML_ERROR_NOT_FOUND,
-        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-    )
+    assert ours["_SILENT"] == tuple(codes[name] for name in names)
+    assert (ours["_NOT_FOUND"], ours["_NO_FUNCTION"]) == (codes["NOT_FOUND"], codes["FUNCTION_NOT_FOUND"])
     assert (ours["_CLOCK_SM"], ours["_GPU_SENSOR"]) == (pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU)
 
 
