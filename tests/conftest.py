@@ -45,31 +45,12 @@ for number in (signal.SIGINT, signal.SIGHUP):
 FIGURES = ("fault", "quiet", "sound machine", "sound variant")
 # What `make test` leaves out and `make test-all` runs: it takes long, or needs what a change seldom breaks.
 THOROUGH = (
-    "tests/checks/sabotage",
-    "tests/cli/test_slurm.py",
-    "tests/e2e/test_canary",
-    "tests/e2e/test_containers.py",
-    "tests/e2e/test_devel.py",
-    "tests/e2e/test_jupyter.py",
-    "tests/e2e/test_plain_build.py",
-    "tests/e2e/test_prefetch.py",
-    "tests/e2e/test_sabotage.py",
-    "tests/e2e/test_site_compose.py",
-    "tests/e2e/test_workflow_steps.py",
-    "tests/examples",
-    "tests/faults",
-    "tests/images/source_builds",
-    "tests/mirrors/fetch/test_hostile.py",
-    "tests/mirrors/hub",
-    "tests/mirrors/site",
-    "tests/registry/test_attacks.py",
-    "tests/registry/test_cosign.py",
-    "tests/registry/test_hostile.py",
-    "tests/registry/test_keyless.py",
-    "tests/registry/test_killed.py",
-    "tests/registry/test_secured.py",
+    *("tests/checks/sabotage", "tests/cli/test_slurm.py", "tests/examples", "tests/faults", "tests/simulated"),
+    *("tests/images/source_builds", "tests/mirrors/fetch/test_hostile.py", "tests/mirrors/hub", "tests/mirrors/site"),
     "tests/runner/worker/test_lost_rank.py",
-    "tests/simulated",
+    *(f"tests/e2e/test_{name}" for name in ("canary", "containers", "devel", "jupyter", "plain_build", "prefetch")),
+    *(f"tests/e2e/test_{name}" for name in ("sabotage", "site_compose", "workflow_steps")),
+    *(f"tests/registry/test_{name}" for name in ("attacks", "cosign", "hostile", "keyless", "killed", "secured")),
 )
 ROOT = Path(__file__).parents[1]
 REQUIRE_ALL = bool(os.environ.get("ENVCHECK_REQUIRE_ALL"))
