@@ -61,7 +61,7 @@ def test_a_file_that_is_not_there_or_that_a_proxy_cannot_have_is_one_line(tmp_pa
 def test_a_redirect_stays_as_secure_as_it_was() -> None:
     assert redirect_target("http://a/x/y", "../z") == "http://a/z"
     assert redirect_target("http://a/x", "https://b/y") == "https://b/y"
-    for target in ("http://a/x", "ftp://a/x", "file:///etc/passwd", "http://[x"):
+    for target in ("http://a/x", "ftp://a/x", "file:///etc/passwd", "http://[x", "https://:443/x", "data:text/html,x"):
         with pytest.raises(ValueError, match=r"^a redirects to"):
             redirect_target("https://a/x", target)
 
