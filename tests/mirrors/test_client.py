@@ -64,6 +64,9 @@ def test_a_redirect_stays_as_secure_as_it_was() -> None:
     for target in ("http://a/x", "ftp://a/x", "file:///etc/passwd", "http://[x", "https://:443/x", "data:text/html,x"):
         with pytest.raises(ValueError, match=r"^a redirects to"):
             redirect_target("https://a/x", target)
+    for target in ("ftp://a/x", "file:///etc/passwd", "https://:443/x"):
+        with pytest.raises(ValueError, match=r"^a redirects to"):
+            redirect_target("http://a/x", target)
 
 
 def test_an_origin_is_scheme_host_and_port() -> None:
