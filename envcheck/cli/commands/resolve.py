@@ -325,8 +325,8 @@ def _head(answer: Resolution) -> list[str]:
     verdict = styled(answer.verdict, _COLOURS.get(answer.verdict, "red"))
     why = f"why: {verdict}" + (f" ({plain})" if (plain := _PLAIN.get(answer.verdict)) else "")
     if answer.cell is None:
-        unknown = answer.verdict == "not-known"
-        return ["not known: no facts say that it runs" if unknown else "does not run: no combination matches", why]
+        what = "does not run: no combination matches" if plain else "does not run: no release on record fits"
+        return ["not known: no facts say that it runs" if answer.verdict == "not-known" else what, why]
     return [f"runs: {styled(answer.cell)}", why, *(f"  {line}" for line in _pip(answer))]
 
 

@@ -146,9 +146,16 @@ def resolve_with(
     cell = best.choice.place.cell
     if not best.choice.complete:
         first = _refusals(requested, best)
-        reasons = [f"{each.name}: {each.word}: {each.reason}" for each in first]
+        rows = [want.extension for want in requested if want.extension.releases]
+        spans = ", ".join(f"{row.name} {row.releases[0].version} - {row.releases[-1].version}" for row in rows)
+        more["notes"] = [*plain.notes, f"on record are {spans}: of other releases nothing is known"]
         nothing: dict[str, object] = {"cell": None, "published": None, "buildable": None, "install": [], "index": ""}
-        more |= {"verdict": first[0].word, "reasons": reasons, "refused": first, "closest": str(cell)}
+        more |= {
+            "verdict": first[0].word,
+            "reasons": [f"{each.name}: {each.word}: {each.reason}" for each in first],
+            "refused": first,
+            "closest": str(cell),
+        }
         return _extended(plain, **nothing, **more)
     pinned = plain.query.replace(torch=f"=={cell.torch}", variant=cell.variant, cuda=None, python=cell.python)
     only = resolve(matrix, pinned, base_cuda=base_cuda, read_here=plain.read_here, notes=notes)

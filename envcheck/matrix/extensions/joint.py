@@ -122,8 +122,8 @@ def _judged(rules: Rules, want: WantedExtension, place: CellOnHost) -> list[Fit]
         return [companion]
     releases = rules.releases(want)
     if not releases:
-        reason = f"no release of {want} is on record, but {', '.join(row.version for row in want.extension.releases)}"
-        return [Fit(ExtensionRelease(version="", source=["none"]), NOT_KNOWN, reason)]
+        nothing = ExtensionRelease(version="", source=["none"])
+        return [Fit(nothing, NOT_KNOWN, f"no release of {want} is on record")]
     fits = [rules.fit(name, release, place, third_party=rules.third_party) for release in releases]
     return [_with_dependencies(rules, name, each, place) for each in fits]
 
