@@ -146,8 +146,11 @@ def resolve_with(
     cell = best.choice.place.cell
     if not best.choice.complete:
         first = _refusals(requested, best)
-        rows = [want.extension for want in requested if want.extension.releases]
-        spans = ", ".join(f"{row.name} {row.releases[0].version} - {row.releases[-1].version}" for row in rows)
+        spans = ", ".join(
+            f"{row.name} {row.releases[0].version} - {row.releases[-1].version}"
+            for row in (want.extension for want in requested)
+            if row.releases
+        )
         more["notes"] = [*plain.notes, f"on record are {spans}: of other releases nothing is known"]
         nothing: dict[str, object] = {"cell": None, "published": None, "buildable": None, "install": [], "index": ""}
         more |= {
