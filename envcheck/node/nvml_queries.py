@@ -312,6 +312,7 @@ QUERIES = (
     NvmlQuery("row_histogram", "banks", _SPARES, _row_histogram),
     NvmlQuery("bank_remaps", "banks", _BANKS, _bank_remaps),
     NvmlQuery("mig_mode", None, _SWITCH, lambda n, g: _OFF_ON[bool(n.nvmlDeviceGetMigMode(g)[0])]),
+    NvmlQuery("mig_pending", None, _SWITCH, lambda n, g: _OFF_ON[bool(n.nvmlDeviceGetMigMode(g)[1])]),
     NvmlQuery("persistence", None, _SWITCH, lambda n, g: _OFF_ON[bool(n.nvmlDeviceGetPersistenceMode(g))]),
     NvmlQuery("compute_mode", None, text, lambda n, g: _word(COMPUTE_MODES, n.nvmlDeviceGetComputeMode(g))),
     NvmlQuery("processes", None, listed(fields(pid=whole)), _processes),

@@ -37,7 +37,7 @@ def test_every_query_has_its_value_with_its_unit(fake_nvml: Fake) -> None:
     ("function", "signal"),
     [
         ("nvmlDeviceGetRemappedRows", "remapped_rows"),
-        ("nvmlDeviceGetMigMode", "mig_mode"),
+        ("nvmlDeviceGetPersistenceMode", "persistence"),
         ("nvmlDeviceGetPcieReplayCounter", "pcie_replays"),
         ("nvmlDeviceGetGpuFabricInfoV", "fabric"),
         ("nvmlDeviceGetSramEccErrorStatus", "ecc_sram"),
@@ -57,10 +57,10 @@ def test_a_wrapper_that_breaks_costs_one_signal(fake_nvml: Fake, error: type[Exc
     def breaks(*_: object) -> int:
         raise error("not this way")  # noqa: EM101, TRY003 (a wrapper's own words)
 
-    fake.answers["nvmlDeviceGetMigMode"] = breaks
+    fake.answers["nvmlDeviceGetPersistenceMode"] = breaks
     _, [gpu] = nvml.read(fake)
-    assert gpu.signal("mig_mode").reason == "nvidia-ml-py: not this way"
-    assert [name for name, signal in gpu.signals.items() if signal.value is None] == ["mig_mode"]
+    assert gpu.signal("persistence").reason == "nvidia-ml-py: not this way"
+    assert [name for name, signal in gpu.signals.items() if signal.value is None] == ["persistence"]
 
 
 def test_a_shutdown_that_fails_leaves_what_was_read(fake_nvml: Fake) -> None:

@@ -16,7 +16,8 @@ _OWN = (
 )
 _REOPEN = (
     "look at `dmesg` for the nvidia modules (on a new kernel build them: dkms autoinstall; for Secure Boot sign them:"
-    " mokutil --import); in a container, restart it (systemd may have revoked its devices)"
+    " mokutil --import); in a container, restart it (systemd may have revoked its devices; on the host"
+    " `nvidia-ctk system create-dev-char-symlinks --create-all` at each boot keeps it from that)"
 )
 _WINDOWS = (
     "in Windows: `wsl --update`, a driver in WDDM mode (nvidia-smi -g 0 -dm 0; TCC has no WSL); in WSL, remove Linux's"

@@ -33,11 +33,10 @@ def _lost(view: View) -> list[Outcome]:
     # One that answers nothing gives no address: it is at one of those that no other GPU is at.
     at = f"; it is at {' or '.join(missing)}" if missing and len(missing) == len(unplaced) else ""
     findings = []
-    for gpu, final in ((gpu, lost(gpu)) for gpu in view.snapshot.gpus):
-        if final is not None:
-            text = f"{label(gpu)} is in NVML's list and does not answer: {final.reason}{at if gpu in unplaced else ''}"
-            code = "gpu-lost.reset-required" if final.why == "reset-required" else "gpu-lost.lost"
-            findings.append(failed(text, fix=_FIX, code=code, **counts, **about(gpu)))
+    for gpu, final in ((gpu, final) for gpu in view.snapshot.gpus if (final := lost(gpu)) is not None):
+        text = f"{label(gpu)} is in NVML's list and does not answer: {final.reason}{at if gpu in unplaced else ''}"
+        code = "gpu-lost.reset-required" if final.why == "reset-required" else "gpu-lost.lost"
+        findings.append(failed(text, fix=_FIX, code=code, **counts, **about(gpu)))
     return findings
 
 
