@@ -246,9 +246,12 @@ def _need_tls(url: str) -> None:
         raise DeniedError(message, fix="give the registry TLS, and write its name without http://")
 
 
-def denied(registry: str, label: str, *, has: bool) -> DeniedError:
-    """Return the error of a refusal; `has`: a login was found and is not enough."""
+def denied(registry: str, label: str, *, has: bool, push: bool = False) -> DeniedError:
+    """Return the error of a refusal; `has`: a login was found and is not enough.
+
+    Harbor refuses a push so where a quota is full, too (goharbor/harbor-cli#96).
+    """
     fix = f"log in with `docker login {registry}` or `podman login {registry}`"
     if has:
-        fix = f"use an account that may do this: {fix}"
+        fix = f"{'make room if a quota is full, or ' if push else ''}use an account that may do this: {fix}"
     return DeniedError(f"{registry} refuses {label}", fix=fix)

@@ -167,7 +167,9 @@ class Repository:
                 at = host_of(answer.url)
                 message = f"{registry} sends on {request.label} to {at}, which refuses it ({status})"
                 return documents.DeniedError(message, fix=f"try again; name {at} if it is a registry: no login follows")
-            return denied(registry, f"{request.label} ({status})", has=self._authorization.has_account)
+            return denied(
+                registry, f"{request.label} ({status})", has=self._authorization.has_account, push=request.push
+            )
         if status == HTTPStatus.NOT_FOUND:
             if not codes:
                 self._need_registry()

@@ -199,6 +199,10 @@ def test_a_password_goes_to_a_registry_that_asks_and_is_kept(servers: Servers, h
     push_image(opened(registry, logged_in(home, registry)))
     assert [request.login for request in registry.requests][:2] == [None, BASIC]
     assert {request.login for request in registry.requests[1:]} == {BASIC}
+    guard = registry.fault
+    registry.fault = lambda request: guard(request) or (Answer(403, b"{}") if request.method == "PUT" else None)
+    with pytest.raises(DeniedError, match=r"403.; make room if a quota is full, or use an account"):
+        push_image(opened(registry, logged_in(home, registry)), "two")
 
 
 def test_a_token_is_issued_for_reading_and_another_for_writing(servers: Servers, home: Path) -> None:
