@@ -183,12 +183,10 @@ def umask() -> int:
 
 
 def read_whole(path: Path, most: int = 64 << 20) -> bytes:
-    """Return a file that a user named, without a byte order mark; ConfigError beyond `most` bytes.
-
-    A named pipe to which nobody writes is as good as empty after _WRITER seconds.
-    """
+    """Return a file that a user named, without a byte order mark; ConfigError beyond `most` bytes."""
     with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as stream:
-        if path.is_fifo() and not path.is_symlink():  # a link, as /dev/stdin, is to a pipe that has its writer
+        # A pipe to which nobody ever writes is empty in the end; a link, as /dev/stdin, is to one that has its writer.
+        if path.is_fifo() and not path.is_symlink():
             select.select([stream], [], [], _WRITER)
         os.set_blocking(stream.fileno(), True)
         content = stream.read(most + 1)

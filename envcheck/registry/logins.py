@@ -247,10 +247,7 @@ def _need_tls(url: str) -> None:
 
 
 def denied(registry: str, label: str, *, has: bool, push: bool = False) -> DeniedError:
-    """Return the error of a refusal; `has`: a login was found and is not enough.
-
-    Harbor refuses a push so where a quota is full, too (goharbor/harbor-cli#96).
-    """
+    """Return the error of a refusal; `has`: in spite of a login, as for a full quota (goharbor/harbor-cli#96)."""
     fix = f"log in with `docker login {registry}` or `podman login {registry}`"
     if has:
         fix = f"{'make room if a quota is full, or ' if push else ''}use an account that may do this: {fix}"
