@@ -196,7 +196,8 @@ def _decoded(body: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        message = f"its response is not what a hub answers: {error}"
+        what = "a web page, as to log in" if body.lstrip().startswith(b"<") else str(error)
+        message = f"its response is not what a hub answers: {what}"
         raise ValueError(message) from error
 
 

@@ -153,6 +153,8 @@ def test_deep_nesting_is_one_line(text: bytes) -> None:
         simple_api.parse_page([text], "application/json", "http://t/")
     with pytest.raises(ValueError, match="not what a hub answers"):
         parse_tree(text)
+    with pytest.raises(ValueError, match="not what a hub answers: a web page"):
+        parse_tree(b"\n<!DOCTYPE html><title>Sign in</title>")
 
 
 def test_a_compressed_bomb_is_cut_off(start: Start) -> None:
