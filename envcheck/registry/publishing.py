@@ -216,15 +216,19 @@ def _measured_cell(report: RunReport) -> Cell | None:
 
 
 def _covers(report: RunReport) -> Covers:
-    devices = [device for device in report.environment.get("devices") or [] if isinstance(device, dict)]
+    listed = report.environment.get("devices")
+    devices = [device for device in listed if isinstance(device, dict)] if isinstance(listed, list) else []
     gpus = report.snapshot.gpus
     on_gpu = report.mode != "cpu"
     names = {str(device["name"]) for device in devices if device.get("name")} if on_gpu else set()
     if on_gpu and not names:
         names = {value for gpu in gpus if isinstance(value := gpu.signal("name").value, str)}
     if len(names) > 1:
-        message = f"the run was on GPUs of several models: {', '.join(sorted(names))}"
-        raise UnprovableError(message, fix="run it on one model, with CUDA_VISIBLE_DEVICES")
+        refuse(
+            f"the run was on GPUs of several models: {', '.join(sorted(names))}",
+            "run it on one, with CUDA_VISIBLE_DEVICES",
+            UnprovableError,
+        )
     driver = str(report.snapshot.signal("driver.version").value or "")
     capability = str(devices[0].get("capability") or "") if devices else ""
     mig = any(gpu.signal("mig_mode").value == "on" for gpu in gpus)

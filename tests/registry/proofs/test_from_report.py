@@ -137,6 +137,9 @@ def test_a_pass_says_of_what() -> None:
     undriven = structs.replace(report, snapshot=type(report.snapshot)("", unread, report.snapshot.gpus))
     assert "which GPU and driver" in refusal(undriven)
     assert "no check ran torch" in refusal(structs.replace(report, mode="unknown"))
+    for forged in (5, "x", {"name": 5}, [5]):
+        odd = structs.replace(report, environment={**report.environment, "devices": forged})
+        assert "on 1 of them" in refusal(odd) or "which GPU" in refusal(odd), forged
     mixed = [*report.environment["devices"], {"name": proofs.H100}]
     assert "several models" in refusal(structs.replace(report, environment={**report.environment, "devices": mixed}))
     eight = report.environment["devices"] * 8
