@@ -1,7 +1,9 @@
 """What docker and podman are asked, and what of their answers is taken for what; tests/e2e asks real ones."""
 
 import json
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,10 @@ from envcheck.images.engines import (
     image_info,
     owner,
     run_options,
+    subprocesses,
 )
 from tests.tables import each
+from tests.waiting import eventually, runs
 
 # Answers by its first word; what it was asked is in `asked`, one line a call.
 PROGRAM = """#!{python}
@@ -293,3 +297,49 @@ def test_without_an_engine_auto_is_venv_and_a_named_one_says_what_to_do(
     assert (engines.find("auto"), engines.find("venv")) == ("venv", "venv")
     with pytest.raises(UnavailableError, match="no podman engine answers: podman is not installed; install podman"):
         engines.find("podman")
+
+
+def test_at_its_limit_the_whole_group_is_killed(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    command_result = subprocesses.stream(["sh", "-c", f"sleep 60 & echo $! >{child}; echo started; wait"], timeout=3)
+    assert command_result.status is None
+    assert command_result.output == "started\n"
+    pid = int(child.read_text())
+    assert eventually(lambda: runs(pid), expected=False) is False, "the child outlived its group"
+
+
+def test_a_program_that_closes_its_output_and_hangs_is_ended_too() -> None:
+    assert subprocesses.stream(["sh", "-c", "exec >&- 2>&-; sleep 60"], timeout=1).status is None
+
+
+def test_a_program_that_is_not_there_says_what_to_do() -> None:
+    with pytest.raises(UnavailableError, match="no-such-program is not installed; install no-such-program"):
+        subprocesses.stream(["no-such-program"], timeout=1)
+
+
+def test_programs_of_stream_all_run_at_the_same_time(tmp_path: Path) -> None:
+    """Each waits for the other."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    argvs = [["sh", "-c", f"echo word > {fifo}; exit 3"], ["cat", str(fifo)]]
+    lines: list[str] = []
+    first, second = subprocesses.stream_all(argvs, timeout=60, on_line=lines.append, env={})
+    assert (first, second) == ((3, ""), (0, "word\n"))
+    assert lines == ["word"]
+
+
+def test_an_error_of_one_ends_all(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+
+    def stop(line: str) -> None:
+        raise RuntimeError(line)
+
+    argvs = [
+        ["sh", "-c", f"echo $$ > {pid}; exec sleep 600"],
+        ["sh", "-c", f"until [ -s {pid} ]; do sleep 0.1; done; echo no"],
+    ]
+    begun = time.monotonic()
+    with pytest.raises(RuntimeError, match="no"):
+        subprocesses.stream_all(argvs, timeout=250, on_line=stop, env={})
+    assert time.monotonic() - begun < 200
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()

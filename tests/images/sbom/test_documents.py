@@ -3,16 +3,19 @@
 import datetime as dt
 import email.parser
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from packageurl import PackageURL
 from packaging.utils import canonicalize_name
 
+from envcheck.cli import cli
 from envcheck.errors import ConfigError
 from envcheck.images.build_context import tool_lock
 from envcheck.images.sbom import Licence, PackageKey, components, cyclonedx, read, stated
@@ -161,3 +164,50 @@ def test_what_is_no_metadata_is_one_line(tmp_path: Path, file: str, content: byt
     (tmp_path / file).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         read([tmp_path])
+
+
+BAD = {"VulnerabilityID": "CVE-1", "PkgName": "libssl3", "InstalledVersion": "3.0.1", "Severity": "HIGH"}
+MATCH = {
+    "vulnerability": {"id": "CVE-1", "severity": "High", "fix": {"versions": ["3.0.2"]}},
+    "artifact": {"name": "libssl3", "version": "3.0.1"},
+}
+
+
+@each(
+    "tool, printed, options, code, words",
+    [
+        (
+            "trivy",
+            {"Results": [{"Target": "a"}, {"Vulnerabilities": [{**BAD, "FixedVersion": "3.0.2"}]}]},
+            "",
+            1,
+            "3.0.2",
+        ),
+        (
+            "trivy",
+            {"Results": [{"Vulnerabilities": [{**BAD, "Severity": "MEDIUM"}]}]},
+            "",
+            0,
+            "0 vulnerabilities of high",
+        ),
+        ("trivy", {"Results": [{"Target": "debian 12"}]}, "--severity low", 0, "0 vulnerabilities of low"),
+        ("trivy", {"ArtifactName": "a"}, "", 3, "could not tell: KeyError('Results')"),
+        ("grype", {"matches": [MATCH]}, "", 1, "1 vulnerability of high severity or worse"),
+        ("grype", None, "", 3, "exit code 1: no database"),
+        ("other", {}, "", 3, "neither trivy nor grype is on PATH"),
+    ],
+)
+def test_what_a_scanner_says_is_counted(
+    tool: str, printed: Any, options: str, code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = tmp_path / str(len([*tmp_path.iterdir()]))
+    at.mkdir()
+    says = "echo no database >&2; exit 1" if printed is None else f"echo '{json.dumps(printed)}'"
+    (at / tool).write_text(f"#!/bin/sh\necho $* >{at}/called\n{says}\n")
+    (at / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", str(at))
+    for subject, kind in (("torch:1", "(image|--quiet .* torch:1)"), (str(at / tool), "(sbom|--quiet .* sbom:/)")):
+        done = CliRunner().invoke(cli, ["images", "scan", subject, *options.split()])
+        assert words in done.output + str(done.exception), done.output
+        assert getattr(done.exception, "exit_code", done.exit_code) == code
+        assert tool == "other" or re.match(kind, (at / "called").read_text())
