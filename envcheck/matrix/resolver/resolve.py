@@ -135,13 +135,7 @@ def resolve(
             if row.legal
             for cell in row.cells()
         ],
-        rejected=[
-            RejectedCombination(
-                torch=one.torch, variant=one.variant, verdict=one.verdict.name, reason=one.verdict.reason
-            )
-            for one in ranking
-            if not one.legal
-        ],
+        rejected=[_rejected(one) for one in ranking if not one.legal],
     )
 
 
@@ -186,6 +180,11 @@ def _images(
         rankings.append(candidates(facts, query.replace(python=None), devices, arch))
     legal = (cell for rows in rankings for row in rows if row.legal for cell in row.cells())
     return [cell for cell in legal if facts.matrix.base(cell.python) is not None]
+
+
+def _rejected(one: Candidate) -> RejectedCombination:
+    verdict = one.verdict
+    return RejectedCombination(torch=one.torch, variant=one.variant, verdict=verdict.name, reason=verdict.reason)
 
 
 def _no_release(matrix: Matrix, query: Query) -> Candidate:
