@@ -182,6 +182,23 @@ def _entered(repository: Repository, subject: str, named: Descriptor, document: 
     return f"other clients may not find it: others write the index {tag} at the same time"
 
 
+def detach(repository: Repository, subject: str, artifacts: Mapping[str, str]) -> None:
+    """Delete artifacts, each a digest with its type, and take them out of the fallback index.
+
+    Raise an EnvcheckError where the registry does not let them be deleted. Some keep tags of what was deleted, others
+    delete no tag.
+    """
+    for digest, kind in artifacts.items():
+        with contextlib.suppress(documents.RefusedError):
+            repository.delete(own_tag(subject, digest, kind))
+        repository.delete(digest)
+    tag = fallback_tag(subject)
+    index = _index(repository, tag, subject)
+    left = [one for one in index["manifests"] if not isinstance(one, dict) or one.get("digest") not in artifacts]
+    if len(left) < len(index["manifests"]):
+        repository.push_manifest(documents.encode({**index, "manifests": left}), documents.OCI_INDEX, tag)
+
+
 def _index(repository: Repository, tag: str, subject: str) -> dict[str, Any]:
     """Return the fallback index with all it holds, or an empty one. Raise LyingError if the tag is something else."""
     try:

@@ -13,17 +13,18 @@ import msgspec
 from envcheck.checks import LEVELS, limits
 from envcheck.errors import EnvcheckError, UnavailableError, refuse
 from envcheck.matrix.facts.model import Cell
+from envcheck.registry import attachments
 from envcheck.registry import statement as statements
 from envcheck.registry.attachments import REPORT_TYPE, RemoteImage, attach, remote_images
 from envcheck.registry.documents import ARCHS, digest_of
 from envcheck.registry.envelope import BUNDLE_TYPE, KeylessSigner, bundle_annotations, sign
-from envcheck.registry.judge import contradiction
+from envcheck.registry.judge import Policy, contradiction, read_statement
 from envcheck.registry.repository import Repository
-from envcheck.registry.statement import Covers, Level, MalformedError, Sha256, Statement
+from envcheck.registry.statement import Covers, Level, MalformedError, ProofRefusal, Sha256, Statement
 from envcheck.reports.model import RunReport
 from envcheck.runner.planning import discover
 from envcheck.runner.schema import ImageFacts
-from envcheck.signing import PrivateKey
+from envcheck.signing import PrivateKey, PublicKey
 from envcheck.struct_types import LightRecord
 
 MEDIA_TYPE: Final = "application/vnd.envcheck.report.v1+json+gzip"
@@ -315,4 +316,43 @@ def publish(repository: Repository, one: PreparedProof, by: PrivateKey | Keyless
         proof=proof.descriptor.digest,
         signer=by.public.id if isinstance(by, PrivateKey) else str(by.identity),
         note=proof.note,
+    )
+
+
+def delete_replaced(repository: Repository, one: PreparedProof, by: PublicKey) -> list[str]:
+    """Delete the older proofs of this key that the published one replaces, with their reports; return their digests.
+
+    A failed run stays: it may take back proofs of other nodes. So do all reports where somebody else's proof, which may
+    rest on them, is there, and everything where the new proof is not listed. Raise an EnvcheckError where none can be
+    deleted.
+    """
+    image, policy = one.image.manifest, Policy(keys=(by,))
+    proofs = [read_statement(proof, image, policy) for proof in attachments.read_proofs(repository, image)]
+    stated = {proof.digest: proof.statement for proof in proofs if proof.statement}
+    if one.statement not in stated.values():
+        return []
+    # What is deleted already, and has its tag still, rests on nothing.
+    alone = all(proof.refused is None or proof.refused.reason is ProofRefusal.DANGLING for proof in proofs)
+    gone = [digest for digest, statement in stated.items() if _replaces(one.statement, statement)]
+    kept = {statement.facts.report.digest for digest, statement in stated.items() if digest not in gone}
+    reports = {stated[digest].facts.report.digest for digest in gone} - kept
+    evidence = {
+        artifact.descriptor.digest: REPORT_TYPE
+        for artifact in (attachments.referrers(repository, image).artifacts if gone and alone else ())
+        if artifact.manifest.kind == REPORT_TYPE and {layer.digest for layer in artifact.manifest.layers} <= reports
+    }
+    attachments.detach(repository, image, {**dict.fromkeys(gone, BUNDLE_TYPE), **evidence})
+    return gone
+
+
+def _replaces(new: Statement, old: Statement) -> bool:
+    """Tell whether no policy is met by the older pass that the newer one does not meet."""
+    said, before = new.facts, old.facts
+    same = ("covers", "mode", "cell", "target")
+    return (
+        (new.passed and old.passed and new.ended > old.ended)
+        and all(getattr(said, name) == getattr(before, name) for name in same)
+        and LEVELS.index(said.level) >= LEVELS.index(before.level)
+        and set(new.predicate.passed_tests).issuperset(old.predicate.passed_tests)
+        and set(old.predicate.warned_tests).issuperset(new.predicate.warned_tests)
     )

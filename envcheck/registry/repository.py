@@ -121,7 +121,8 @@ class Repository:
         raise AssertionError
 
     def _once(self, request: RegistryRequest) -> RegistryReply:
-        scope = f"repository:{self.reference.repository}:{'pull,push' if request.push else 'pull'}"
+        actions = "delete" if request.method == "DELETE" else "pull,push" if request.push else "pull"
+        scope = f"repository:{self.reference.repository}:{actions}"
         login = self._authorization.login(scope)
         for renewed in (False, True):
             url = urljoin(self.reference.url, request.path)
@@ -282,6 +283,11 @@ class Repository:
                     return there
                 error.fix = f"{tag} is another manifest there: if tags are immutable, except this one; or {error.fix}"
             raise
+
+    def delete(self, name: str) -> None:
+        """Delete the manifest of a tag or digest. Raise RefusedError or DeniedError where the registry refuses."""
+        label = f"to delete {self.reference.name} {name[:19]}"
+        self.ask(RegistryRequest("DELETE", f"{self._path}/manifests/{name}", label, accepted=(200, 202, 404)))
 
     def tags(self) -> list[str]:
         """Return all tags, of all pages; none of a repository that is not there. What is no tag is left out."""

@@ -11,12 +11,17 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from envcheck.registry.attachments import fallback_tag
+from envcheck.registry.attachments import REPORT_TYPE, RemoteImage, fallback_tag, referrers
 from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, ImageManifest, StoredManifest, encode
+from envcheck.registry.envelope import BUNDLE_TYPE
+from envcheck.registry.publishing import PreparedProof, delete_replaced
 from envcheck.registry.repository import Repository
+from envcheck.registry.statement import written
+from envcheck.signing import load_private
+from tests import proofs
 from tests.registries import program, stored_blob
 from tests.registry.oci.fakes import push_image, push_index
-from tests.registry.site import Site
+from tests.registry.site import NOW, Site
 
 pytestmark = pytest.mark.tools
 
@@ -62,6 +67,48 @@ def test_what_pull_would_refuse_is_published_and_exits_1(
     assert output.splitlines()[-2] == "  read back: refused for the node that ran"
     assert output.splitlines()[-1].startswith(f"    {reason}: ")
     assert reason in site.reasons(f"{site.name}@{image.digest}", policy=policy)
+
+
+def test_what_a_newer_proof_replaces_is_deleted_when_asked_and_nothing_else(site: Site) -> None:
+    image = site.image("one", "one")
+    for ago, more in ((5000, {}), (4000, {"failed": True}), (3000, {"key": "other"}), (2000, {})):
+        assert site.publish(image, ago=ago, **more)[0] == 0
+    before = set(site.repository.tags())
+    assert site.publish(image, "--replace", ago=5500)[0] == 0
+    assert before < set(site.repository.tags()), "a newer proof, a failed run and another key's stay"
+    status, output = site.publish(image, "--replace", "--json", ago=1000)
+    [row] = json.loads(output)["published"]
+    assert (status, len(row["replaced"])) == (0, 3), output
+    left = referrers(site.repository, image.digest)
+    kinds = [one.manifest.kind for one in left.artifacts]
+    assert (kinds.count(BUNDLE_TYPE), kinds.count(REPORT_TYPE), left.unread) == (3, 6, {})
+    assert site.chosen(f"{site.name}@{image.digest}") == image.digest
+    own = site.image("own", "own")
+    for ago in (3000, 2000, 1000):
+        assert site.publish(own, "--replace", ago=ago)[0] == 0
+        kinds = [one.manifest.kind for one in referrers(site.repository, own.digest).artifacts]
+        assert sorted(kinds) == sorted([BUNDLE_TYPE, REPORT_TYPE])
+
+
+def test_a_proof_that_does_not_hold_or_is_not_listed_replaces_none(lied: Site) -> None:
+    image = lied.repository.manifest("2.13.0-cpu-py311-runtime")
+    lied.publish(image, ago=2000)
+    policy = lied.write_policy(keys='"other.pub"')
+    status, output = lied.publish(image, "--replace", "--policy", policy, ago=1000)
+    assert (status, "wrong-key" in output) == (1, True), output  # this registry deletes nothing: exit 3 if it was asked
+    new = lied.stated(image, ended=written(NOW))
+    remote = RemoteImage(lied.name, image.digest, new.facts.image.config, "amd64")
+    prepared = PreparedProof(remote, proofs.packed("cpu"), new)
+    assert delete_replaced(lied.repository, prepared, load_private(lied.folder / "release").public) == []
+
+
+def test_a_registry_that_lets_nobody_delete_is_told_and_the_proof_is_there(lied: Site) -> None:
+    image = lied.repository.manifest("2.13.0-cpu-py311-runtime")
+    lied.publish(image, ago=2000)
+    status, message = lied.publish(image, "--replace", ago=1000)
+    assert (status, "does not accept to delete" in message) == (3, True), message
+    assert len(referrers(lied.repository, image.digest).artifacts) == 6
+    assert lied.chosen(f"{lied.name}@{image.digest}") == image.digest
 
 
 def test_a_report_of_another_image_publishes_nothing(site: Site) -> None:

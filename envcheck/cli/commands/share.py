@@ -67,6 +67,7 @@ class PublishOptions:
     trust_config: Annotated[Path | None, Option("A Sigstore instance of your own, as ClientTrustConfig.")] = None
     policy: Annotated[Path | None, Option("Exit 1 unless the proof holds by it for the node that ran.")] = None
     undetermined: Annotated[bool, Option("Attach a report of exit 3 too; it neither proves nor revokes.")] = False
+    replace: Annotated[bool, Option("Delete this key's older proofs of the same GPUs that add nothing to it.")] = False
     mirror: _Mirror = "user"
     as_json: Annotated[bool, Option("--json", "Print envcheck/publish/1.")] = False
 
@@ -76,6 +77,8 @@ class PublishOptions:
             refuse(message, "pass --key FILE (`envcheck key new FILE` makes one) or --keyless")
         if self.trust_config and not self.keyless:
             refuse("--trust-config is for --keyless", "leave it out, or sign with --keyless")
+        if self.replace and self.keyless:
+            refuse("--replace deletes proofs of a key", "leave it out, or sign with --key")
 
 
 @command_with(PublishOptions)
@@ -88,15 +91,17 @@ def publish(options: PublishOptions, settings: Settings) -> int:
     repository = _repository(reference, options.mirror)
     prepared = publishing.prepare(repository, reference.wanted, report, undetermined=options.undetermined)
     done = publishing.publish(repository, prepared, by)
-    judged = None
+    judged, replaced = None, list[str]()
     try:
         if judge_by:
             # Only now: a proof may expire while somebody types a password, or while a registry is slow.
             by_now = terms(judge_by[0], node_of(report.snapshot), judge_by[1])
             judged = _read_back(repository, prepared.image.manifest, done.proof, by_now)
+        if key and options.replace and not (judged and judged.refused):
+            replaced = publishing.delete_replaced(repository, prepared, key.public)
     finally:
         # What was published is there, whatever came after it.
-        _show_published(done, judged, as_json=options.as_json)
+        _show_published(done, judged, replaced, as_json=options.as_json)
     return 1 if judged and judged.refused else 0
 
 
@@ -116,11 +121,13 @@ def _keyless(options: PublishOptions) -> KeylessSigner:
     return KeylessSigner(options.trust_config)
 
 
-def _show_published(one: publishing.Publication, proof: JudgedProof | None, *, as_json: bool) -> None:
+def _show_published(
+    one: publishing.Publication, proof: JudgedProof | None, replaced: list[str], *, as_json: bool
+) -> None:
     refused = proof.refused if proof else None
     if as_json:
         read_back = {"holds": None if proof is None else refused is None, **_why(refused)}
-        row = {**msgspec.structs.asdict(one), "result": one.statement.word, **read_back}
+        row = {**msgspec.structs.asdict(one), "result": one.statement.word, "replaced": replaced, **read_back}
         print_json({"schema": "envcheck/publish/1", "published": [row]})
         return
     _say(
@@ -129,6 +136,7 @@ def _show_published(one: publishing.Publication, proof: JudgedProof | None, *, a
         f"  proof  {one.proof}",
         f"  signed by {one.signer}",
         *([f"  note: {one.note}"] if one.note else []),
+        *(f"  deleted {digest}, which it replaces" for digest in replaced),
         *([f"  read back: {'refused' if refused else 'holds'} for the node that ran"] if proof else []),
         *([f"    {_because(refused)}"] if refused else []),
     )
