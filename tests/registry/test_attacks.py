@@ -3,20 +3,27 @@
 Each attack is made with real registries, the one without the referrers API and the one with it, where they let it be.
 """
 
+import datetime as dt
 import json
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 
+from envcheck.registry import choosing
 from envcheck.registry import statement as statements
 from envcheck.registry.attachments import REPORT_TYPE, attach, fallback_tag, own_tag, referrers
 from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, ImageManifest, StoredManifest, encode
-from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations
-from envcheck.registry.statement import Sha256, Subject
+from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations, sign
+from envcheck.registry.statement import Sha256, Subject, written
+from envcheck.signing import load_private
+from tests import proofs
 from tests.registry.oci.fakes import FakeRegistry
-from tests.registry.site import Site
+from tests.registry.site import NOW, Site
+
+DAY: Final = 86400
 
 
 def put(site: Site, image: StoredManifest, content: bytes) -> None:
@@ -50,10 +57,49 @@ def two_subjects(site: Site, image: StoredManifest) -> None:
     site.attach(image, subject=[Subject(name=site.name, digest=Sha256(sha256=digest)) for digest in digests])
 
 
+def changed_after_signing(site: Site, image: StoredManifest) -> None:
+    key, payload = load_private(site.folder / "release"), re.compile(rb'"payload":"[^"]*"')
+    ours, theirs = (proofs.bundle(site.stated(image, level=level), key) for level in ("static", "full"))
+    changed = payload.search(theirs)
+    assert changed is not None
+    put(site, image, payload.sub(changed[0], ours))
+
+
+def of_another_type(site: Site, image: StoredManifest) -> None:
+    key = load_private(site.folder / "release")
+    put(site, image, sign(statements.encode(proofs.stated("cpu")), "application/json", key))
+
+
+def promotion_as_proof(site: Site, image: StoredManifest) -> None:
+    key = load_private(site.folder / "release")
+    words = {
+        "schema": "envcheck/promotion/1",
+        "alias": "x",
+        "from": "x",
+        "digest": image.digest,
+        "at": "",
+        "proofs": [],
+    }
+    put(site, image, sign(json.dumps(words).encode(), statements.PAYLOAD_TYPE, key))
+
+
+def ended(seconds: int) -> dict[str, str]:
+    moment = NOW + dt.timedelta(seconds=seconds)
+    return {"started": written(moment - dt.timedelta(minutes=1)), "ended": written(moment)}
+
+
 ATTACKS: Final[dict[str, tuple[Callable[[Site, StoredManifest], Any], str]]] = {
     "the index and the tags of another image": (another_image_s_index, "wrong-subject"),
     "the statement about another image": (another_image_s_statement, "wrong-subject"),
     "a statement about two images": (two_subjects, "wrong-subject"),
+    "a payload that was changed after signing": (changed_after_signing, "tampered"),
+    "a key that the policy does not name": (lambda s, i: s.attach(i, by="other"), "wrong-key"),
+    "a proof of last month": (lambda s, i: s.attach(i, **ended(-31 * DAY)), "expired"),
+    "a clock that is a day ahead": (lambda s, i: s.attach(i, **ended(DAY)), "from-the-future"),
+    "a signature of another type": (of_another_type, "unknown-format"),
+    "a promotion as a proof": (promotion_as_proof, "unknown-format"),
+    "bytes that are no bundle": (lambda s, i: put(s, i, b"{}"), "unknown-format"),
+    "a run on another architecture": (lambda s, i: s.attach(i, arch="riscv64"), "wrong-arch"),
 }
 
 
@@ -133,6 +179,21 @@ def test_large_attachments_do_not_stop_the_pull_of_another(
     assert {row["reason"] for row in document["refused"]} == {"tampered"}
     bound = "with more than 65536 bytes" if where == "manifest" else "attached to one image has over 1000000 bytes"
     assert all(bound in row["detail"] for row in document["refused"]), document["refused"]
+
+
+def test_what_lies_beside_images_that_nobody_proved_is_not_kept(lied: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    proven, image = lied.repository.manifest("2.13.0-cpu-py311-runtime"), lied.image("two", "2.13.0-cpu-py312-runtime")
+    put(lied, image, b"x" * 100_000)
+    kept: dict[str, int] = {}
+    best = choosing._best  # noqa: SLF001 (what it is given is what is in memory)
+
+    def noted(screened: list[Any], *more: Any) -> Any:
+        kept.update({one.digest: len(one.attached) for one in screened})
+        return best(screened, *more)
+
+    monkeypatch.setattr(choosing, "_best", noted)
+    assert lied.chosen() == proven.digest
+    assert kept == {proven.digest: 1, image.digest: 0}
 
 
 @pytest.mark.parametrize("key", ["manifests", "Manifests", "MANIFESTS", "manife\u017fts"])

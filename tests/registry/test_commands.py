@@ -168,9 +168,6 @@ def test_an_alias_is_what_was_promoted_last(site: Site) -> None:
     for image in (first, second):
         assert site.publish(image)[0] == 0
     assert site.reasons(f"{site.name}:a") == {"alias-not-promoted"}
-    status, output = site.promote(first, "--to", "stable", "--dry-run")
-    assert (status, "promoted" in output, output.startswith("met ")) == (0, False, True)
-    assert "stable" not in site.repository.tags()
     status, output = site.promote(first, "--to", "stable")
     assert (status, f"promoted {site.name}:stable" in output) == (0, True), output
     assert site.chosen(f"{site.name}:stable") == first.digest
@@ -178,6 +175,20 @@ def test_an_alias_is_what_was_promoted_last(site: Site) -> None:
     assert site.reasons(f"{site.name}:stable") == {"alias-not-promoted"}
     _tag(site.repository, "stable", first)
     assert site.chosen(f"{site.name}:stable") == first.digest
+
+
+def test_an_alias_does_not_go_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = site.image("first"), site.image("second")
+    for image in (first, second):
+        site.publish(image)
+    assert site.promote(first, "--to", "stable")[0] == 0
+    site.later(monkeypatch, 2)
+    status, output = site.promote(second, "--to", "stable", "--dry-run")
+    assert (status, "promoted" in output, output.startswith("met ")) == (0, False, True)
+    assert site.promote(second, "--to", "stable")[0] == 0
+    assert site.chosen(f"{site.name}:stable") == second.digest
+    _tag(site.repository, "stable", first)
+    assert site.reasons(f"{site.name}:stable") == {"alias-not-promoted"}
 
 
 def test_a_promotion_wants_a_proof_for_each_of_the_policys_gpus(site: Site) -> None:
@@ -302,6 +313,20 @@ def test_oras_takes_the_proofs_along_and_the_image_is_promoted_where_it_arrives(
     assert there.publish(image, ago=60, failed=True)[0] == 0
     status, output = there.promote(image, "--to", "next")
     assert (status, "failed-since" in output, "next" in there.repository.tags()) == (1, True, False), output
+
+
+@pytest.mark.parametrize("artifact", ["proof", "report"])
+def test_a_flipped_byte_on_the_registrys_disk_is_tampering(on_disk: Site, docker_files: Path, artifact: str) -> None:
+    image = on_disk.image("one", "one")
+    _, output = on_disk.publish(image, "--json")
+    [row] = json.loads(output)["published"]
+    # A proof is in its own manifest, its report in a blob.
+    layer = on_disk.repository.manifest(row[artifact]).image().layers[0]
+    file = stored_blob(docker_files, row[artifact] if artifact == "proof" else layer.digest)
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    assert on_disk.reasons() == {"tampered"}
 
 
 def _tag(repository: Repository, tag: str, image: StoredManifest) -> None:

@@ -14,7 +14,7 @@ from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations
 from envcheck.registry.judge import JudgedProof
 from envcheck.registry.statement import PREDICATE_TYPE, Covers
 from tests import proofs
-from tests.http_server import Answer, Request, Servers
+from tests.http_server import Answer, Request
 from tests.registry.oci.fakes import FakeRegistry
 from tests.registry.site import Site
 
@@ -123,41 +123,3 @@ def test_what_no_tag_can_be_is_no_local_tag() -> None:
     ):
         statement = proofs.stated("cpu", cell=cell, target=target)
         assert local_tag(ChosenImage(proofs.MANIFEST, JudgedProof("", statement, None, None), statement)) == tag
-
-
-def words_and_name(command: str, site: Site, word: str) -> tuple[list[str], str]:
-    """Return the words of a command about a new image, and the name that can be pulled once it has done its work."""
-    image, signed = site.image(word), ["--key", str(site.folder / "release")]
-    name = f"{site.name}@{image.digest}"
-    if command == "publish":
-        return ["publish", name, "--report", str(site.report(image)), *signed], name
-    site.attach(image)
-    policy = ["--policy", str(site.write_policy("rejudge = false\n"))]
-    return ["promote", name, "--to", "stable", *policy, *signed], f"{site.name}:stable"
-
-
-@pytest.mark.parametrize("command", ["publish", "promote"])
-def test_a_command_that_is_cut_off_anywhere_proves_nothing_and_the_next_completes_it(
-    command: str, servers: Servers, tmp_path: Path
-) -> None:
-    registry = servers.start(FakeRegistry())
-    writes, status = 0, 3
-    while status:
-        site, left = Site(registry.netloc, tmp_path), [writes]
-        registry.fault = lambda _: None
-        words, name = words_and_name(command, site, f"cut off after {writes} of {command}")
-
-        def cut(request: Request, left: list[int] = left) -> Answer | None:
-            left[0] -= request.method not in ("GET", "HEAD")
-            return Answer(403) if left[0] < 0 else None
-
-        registry.fault = cut
-        status, _ = site.run(*words)
-        registry.fault = lambda _: None
-        if status:
-            assert site.run("pull", name, "--policy", site.policy, "--dry-run")[0] == 1
-            assert site.run(*words)[0] == 0
-        assert site.run("pull", name, "--policy", site.policy, "--dry-run")[0] == 0
-        writes += 1
-        registry.tags.clear()
-    assert writes >= 4

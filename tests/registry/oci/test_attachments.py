@@ -13,6 +13,8 @@ from msgspec import structs
 
 from envcheck.errors import UnavailableError
 from envcheck.registry.attachments import (
+    _MOST_OF_IMAGE,
+    Allowance,
     Attachment,
     attach,
     fallback_tag,
@@ -23,6 +25,7 @@ from envcheck.registry.documents import (
     OCI_INDEX,
     OCI_MANIFEST,
     DeniedError,
+    LyingError,
     RefusedError,
     RegistryUnavailableError,
     StoredManifest,
@@ -279,3 +282,12 @@ def test_content_in_a_descriptor_counts_only_if_its_digest_and_size_name_it(regi
         assert len(registry.requests) - before == requests
         before = len(registry.requests)
     assert structs.replace(blob, data="dHJ1ZQ==", size=5).content is None
+
+
+def test_each_image_has_a_share_of_its_own_however_many_there_are(registry: FakeRegistry) -> None:
+    repository = opened(registry.netloc)
+    shares = [Allowance(repository) for _ in range(20)]
+    for share in shares:
+        share.take(_MOST_OF_IMAGE)
+    with pytest.raises(LyingError, match="attached to one image"):
+        shares[0].take(1)
