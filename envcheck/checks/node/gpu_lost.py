@@ -61,9 +61,13 @@ def _bus(view: View) -> Outcome:
     if view.snapshot.signal("gpu.count").value is None:
         return _silent(view, devices)
     _, silent, _ = _placed(view, [gpu["bus_id"] for gpu in devices])
-    foreign = [gpu for gpu in devices if gpu["bus_id"] in silent and view.snapshot.gpus and _foreign(view, gpu)]
-    mine = [gpu["bus_id"] for gpu in devices if gpu not in foreign]
-    return worst(_held(foreign, _DISPLAY, "others answer"), _compared(view, mine))
+    # One that is of a kind that answers draws no display: it is lost, whoever holds it.
+    alike = {gpu.get("device") for gpu in devices if gpu["bus_id"] not in silent}
+    odd = [gpu for gpu in devices if gpu["bus_id"] in silent and gpu.get("device") not in alike]
+    foreign = [gpu for gpu in odd if view.snapshot.gpus and _foreign(view, gpu)]
+    compared = _compared(view, [gpu["bus_id"] for gpu in devices if gpu not in foreign])
+    missed = [] if compared.status in (PASS, SKIP) else [compared]
+    return worst([*_held(foreign, _DISPLAY, "others answer"), *missed], compared)
 
 
 def _foreign(view: View, gpu: dict[str, Any]) -> bool:
