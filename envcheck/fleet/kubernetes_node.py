@@ -35,7 +35,8 @@ def unproven(node: Mapping[str, Any], covered: Collection[str], *, gpu: bool) ->
     """
     capacity = (node.get("status") or {}).get("capacity") or {}
     gpus = [name for name, count in capacity.items() if name.startswith(_DEVICES) and str(count) != "0"]
-    labels = (node.get("metadata") or {}).get("labels") or {}
+    metadata = node.get("metadata") or {}
+    labels, told = metadata.get("labels") or {}, str((metadata.get("annotations") or {}).get(REASON))
     gpus += [name for name in _PRESENT if labels.get(name) == "true"]
     if gpus and not gpu:
         return f"it has {gpus[0]}, and the run saw no GPU"
@@ -43,6 +44,10 @@ def unproven(node: Mapping[str, Any], covered: Collection[str], *, gpu: bool) ->
     taints = (node.get("spec") or {}).get("taints") or []
     left = [str(taint.get("value")) for taint in taints if taint.get("key") == TAINT]
     left = [value for value in left if value not in proven]
+    # A cordoned node got no taint: there its reason, "envcheck: CHECK: WHY", alone keeps the check that failed.
+    failed = re.match("envcheck: (.+?): ", told) if labels.get(LABEL) == "false" and not left else None
+    if failed and _taint_value(failed[1]) not in proven:
+        return f"it failed {failed[1]}, which this run did not cover"
     return f"the taint is of {', '.join(left)}, which this run did not cover" if left else ""
 
 

@@ -66,6 +66,9 @@ def test_a_node_is_fit_only_where_the_run_covered_its_taint_and_saw_its_gpus(
     tainted = {**node(OTHERS, OWN), "status": {"capacity": gpus}}
     tainted["metadata"]["labels"]["nvidia.com/gpu.present"] = present
     assert unproven(tainted, covered, gpu=gpu) == why
+    untainted = node(OTHERS, label="false", reason=REASON)  # it was cordoned as it failed
+    left = "" if "ecc" in covered else "it failed ecc, which this run did not cover"
+    assert unproven(untainted, covered, gpu=gpu) == left
 
 
 class Api:
