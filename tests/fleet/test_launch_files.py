@@ -333,7 +333,7 @@ def test_only_with_drain_may_the_daemonset_change_nodes() -> None:
 
 def test_the_watch_begins_anew_before_it_judges_a_driver_that_its_container_was_not_made_for(tmp_path: Path) -> None:
     pod = yaml.safe_load(texts("kubernetes")["watch-daemonset.yaml"])["spec"]["template"]["spec"]
-    program = pod["containers"][0]["command"][2].replace("/proc/driver/nvidia/version", "version")
+    program = pod["containers"][0]["command"][2].replace("/sys/module/nvidia/version", "version")
     for name, does in (("sleep", "[ -e judged ] && echo 580 > version; true"), ("envcheck", "cat version >> judged")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)
