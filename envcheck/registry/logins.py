@@ -22,7 +22,7 @@ from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.credentials import Login, OriginLogin, basic
 from envcheck.mirrors.net.network_errors import NetworkError, StatusError
 from envcheck.mirrors.net.responses import HttpResponse
-from envcheck.mirrors.net.urls import is_loopback, is_web_url, redirect_target
+from envcheck.mirrors.net.urls import is_loopback, is_web_url, proxy_of, redirect_target
 from envcheck.mirrors.profiles.model import host_of
 from envcheck.registry.documents import DOCKER_HUB, DeniedError, ImageReference, RegistryUnavailableError
 from envcheck.struct_types import Secret, know_types
@@ -240,8 +240,8 @@ class Authorization:
 
 
 def _need_tls(url: str) -> None:
-    """Refuse to send a secret without TLS to another machine."""
-    if urlsplit(url).scheme != "https" and not is_loopback(urlsplit(url).hostname or ""):
+    """Refuse to send a secret without TLS to another machine, be it a proxy."""
+    if urlsplit(url).scheme != "https" and not (is_loopback(urlsplit(url).hostname or "") and proxy_of(url) is None):
         message = f"{host_of(url)} wants a login over plain http, which would show it to the network"
         raise DeniedError(message, fix="give the registry TLS, and write its name without http://")
 

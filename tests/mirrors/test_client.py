@@ -91,10 +91,12 @@ def test_the_proxy_is_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("https_proxy")
     for name, value, proxy in (
         ("all_proxy", "socks5://s.example:1", None),
+        ("ALL_PROXY", "SOCKS5://s.example:1", None),
         ("ALL_PROXY", "a.example:2", "http://a.example:2"),
     ):
         monkeypatch.setenv(name, value)
         assert proxy_of("https://b.example/x") == proxy
+        assert proxy_of("http://localhost:5999/x") is None  # a registry or a mirror of this machine
         monkeypatch.delenv(name)
     assert proxy_login("http://me:p%40ss@proxy.example") == "me:p@ss"
     assert proxy_login("http://proxy.example") is None

@@ -80,12 +80,12 @@ def is_loopback(host: str) -> bool:
 def proxy_of(url: str) -> str | None:
     """Return the proxy that the environment sets for a URL, or None, as pip, uv and curl read the variables.
 
-    `all_proxy` counts where it is no SOCKS proxy, and `no_proxy` may hold networks (10.0.0.0/8) and ports.
+    `all_proxy` counts for other machines unless it is a SOCKS proxy. `no_proxy` may hold networks (10.0.0.0/8), ports.
     """
     parts, proxies = urlsplit(url), urllib.request.getproxies()
-    everything = proxies.get("all", "")
-    proxy = proxies.get(parts.scheme) or ("" if everything.startswith("socks") else everything)
     host = parts.hostname or ""
+    everything = "" if is_loopback(host) else proxies.get("all", "")
+    proxy = proxies.get(parts.scheme) or ("" if everything.lower().startswith("socks") else everything)
     bypassed = urllib.request.proxy_bypass(host) or urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2])
     if not proxy or bypassed or _is_in_network(host, proxies.get("no", "")):
         return None

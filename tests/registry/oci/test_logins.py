@@ -265,15 +265,18 @@ def test_a_token_that_is_refused_is_a_denial_with_the_command_to_log_in(
 def test_no_secret_goes_over_plain_http_to_another_machine(
     servers: Servers, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A registry on this machine names a place elsewhere; a registry elsewhere wants a password."""
+    """A registry on this machine names a place elsewhere; one elsewhere, or behind a proxy, wants a password."""
     far = GuardedRegistry(lambda _: False, 'Bearer realm="http://tokens.example/t"')
     registry = servers.start(far)
     with pytest.raises(DeniedError, match=r"tokens\.example wants a login over plain http"):
         opened(registry, logged_in(home, registry)).tags()
-    monkeypatch.setattr("envcheck.registry.logins.is_loopback", lambda _: False)
     basic = servers.start(GuardedRegistry(lambda _: False, 'Basic realm="x"'))
-    with pytest.raises(DeniedError, match="wants a login over plain http"):
-        opened(basic, logged_in(home, basic)).tags()
+    for name, value in (("proxy_of", "http://proxy.example"), ("is_loopback", None)):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"envcheck.registry.logins.{name}", lambda _, value=value: value)
+            with pytest.raises(DeniedError, match="wants a login over plain http"):
+                opened(basic, logged_in(home, basic)).tags()
+    monkeypatch.setattr("envcheck.registry.logins.is_loopback", lambda _: False)
     assert basic.logins == {None}
     # Whoever is on the way to it names a place with TLS (data-accelerator/dart#8).
     tokens = servers.start(GuardedRegistry(lambda _: False, 'Bearer realm="https://tokens.example/t"'))
