@@ -114,8 +114,8 @@ def _is_current(file: int, part: Path) -> bool:
     return False
 
 
-def reserve(file: int, size: int, part: Path) -> None:
-    """Give the file its size. Raise UnavailableError before the first byte is fetched if the disk has less free."""
+def reserve(file: int, size: int, part: Path) -> int:
+    """Give the file its size, and return what is free. Raise UnavailableError before the first byte if that is less."""
     try:
         os.ftruncate(file, size)
     except OSError as error:
@@ -124,6 +124,7 @@ def reserve(file: int, size: int, part: Path) -> None:
     # Without a total, the free space means nothing.
     if usage.total and size - os.fstat(file).st_blocks * _BLOCK > usage.free:
         raise disk_error(OSError(errno.ENOSPC, ""), part, size)
+    return usage.free if usage.total else 1 << 63
 
 
 def disk_error(error: OSError, path: Path, size: int) -> UnavailableError:

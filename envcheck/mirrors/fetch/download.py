@@ -368,11 +368,15 @@ class FileDownload:
             size = self._target.size if length is None else length
             if self._target.size not in {None, size}:
                 answer.fail_as_another(f"its file has {size} bytes, not {self._target.size}")
-            self.size = size or 0
-            disk.reserve(self._file, self.size, self._part)
+            self.size, hint = size or 0, self._target.hint
+            free = disk.reserve(self._file, self.size, self._part)
+            # A body without a length may have no end. No wheel has 64 GiB, and no page's claim is that wrong.
+            most = min(free, 2 * hint + MIB if hint else 64 << 30) if size is None else size
             hasher, at = self._target.hasher(self.size), 0
             for chunk in answer.chunks(_CHUNK):
                 fresh = chunk if size is None else chunk[: size - at]
+                if at + len(fresh) > most:
+                    answer.fail_as_another(f"it sends more than {most} bytes and tells no size ({free} are free)")
                 disk.write(self._file, fresh, at)
                 hasher.update(fresh)
                 at = self._present = at + len(fresh)
@@ -380,14 +384,14 @@ class FileDownload:
                 self.moved += len(fresh)
                 if at == size or self._is_over():
                     break
-        if at < self.size:
+        if at < self.size or (size is None and self._is_over()):
             broken = BrokenError(_CUT)
             broken.retry = not self._is_over()
             raise broken
         if hasher.hexdigest() != self._target.digest:
-            if size is None:
-                answer.fail_as_another("its file has another hash, or was cut off", kind=_DoubtfulError)
-            answer.fail_as_another("its file has another hash", kind=_WrongHashError)
+            message = f"its file has another hash{', or was cut off' if size is None else ''}"
+            kind = _DoubtfulError if size is None else _WrongHashError
+            answer.fail_as_another(message, kind=kind, head=os.pread(self._file, _CHUNK, 0))
         for source in self._sources:
             source.gave = self.size if source.url == url else 0
 

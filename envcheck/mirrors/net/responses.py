@@ -173,9 +173,10 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
             message = f"it sends another part or file than requested: {told!r}, not bytes {start}-{stop - 1}/{size}"
             raise NetworkError(message)
 
-    def fail_as_another(self, message: str, *, kind: type[NetworkError] = NetworkError) -> NoReturn:
-        """Raise the error of a body that is not the expected file: `message`, or that it is a web page."""
-        if not self.headers.get("Content-Type", "").lower().startswith("text/html"):
+    def fail_as_another(self, message: str, *, kind: type[NetworkError] = NetworkError, head: bytes = b"<") -> NoReturn:
+        """Raise the error of a body that is not the expected file: `message`, or that it is a web page by its head."""
+        is_html = self.headers.get("Content-Type", "").lower().startswith("text/html")
+        if not is_html or not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
             fail(message, kind=kind)
         fail(
             "it sends a web page, not the file", "open its URL in a browser: a login or a firewall may stand before it"

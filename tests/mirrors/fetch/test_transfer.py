@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,7 +158,7 @@ def test_a_file_whose_size_nobody_tells_is_fetched_whole(
     serve: Serve, wanted_file: Want, means: TransferOptions, faults: dict[str, Any]
 ) -> None:
     """github.com/modflowpy/pymake/pull/67: codeload.github.com tells none; nor does a page of an index."""
-    for hint in (None, 10):
+    for hint in (None, len(CONTENT) // 2):
         want = dataclasses.replace(wanted_file(serve(status=404), serve(sized=False, **faults), size=None), hint=hint)
         fetch(want, means)
         assert want.path.read_bytes() == CONTENT
@@ -165,6 +166,23 @@ def test_a_file_whose_size_nobody_tells_is_fetched_whole(
         want.path.unlink()
     with pytest.raises(UnavailableError, match="another hash, or was cut off"):
         fetch(wanted_file(serve(content=CONTENT[:-1], sized=False, ranges=False), size=None), means)
+    assert leftovers(want) == []
+
+
+def test_a_body_that_tells_no_size_has_a_bound(
+    serve: Serve, wanted_file: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = serve(sized=False, ranges=False)
+    want = dataclasses.replace(wanted_file(endless, serve(), size=None), hint=10)
+    fetch(want, means)
+    assert want.path.read_bytes() == CONTENT
+    want.path.unlink()
+    want = wanted_file(endless, size=None)
+    with pytest.raises(UnavailableError, match="it sends more than 1048596 bytes and tells no size"):
+        fetch(dataclasses.replace(want, hint=10), means)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=1, free=MIB))
+    with pytest.raises(UnavailableError, match=r"more than 1048576 bytes and tells no size .1048576 are free"):
+        fetch(want, means)
     assert leftovers(want) == []
 
 
@@ -220,6 +238,7 @@ def test_who_says_that_it_is_not_there_is_told_from_who_cannot_be_reached(
 WRONG: dict[str, tuple[dict[str, Any], ...]] = {
     "ranges": ({},),
     "whole": ({"ranges": False},),
+    "called a page": ({"ranges": False, "kind": "text/html"},),
     "both ranges": ({}, {}),
     "both whole": ({"ranges": False}, {"ranges": False}),
 }
