@@ -69,6 +69,8 @@ BINDING = {
 _SPAN = re.compile(r"(\d{1,5})(?:[-:](\d{1,5}))?(?::(\d{1,5}))?")
 # Allocators and OpenMP runtimes that people preload on purpose: they replace malloc or threads, and nothing of CUDA.
 USUAL = re.compile(r"lib(jemalloc|tcmalloc\w*|mimalloc|iomp5|gomp|omp|stdc\+\+|gcc_s)(-[\w.]+)?\.so[\d.]*")
+# CUDA's, torch's and sanitizers': one of the system takes the place of the wheel's, or of malloc.
+_GPU = re.compile(r"lib(cu(?!ps|r[ls])|nv|nccl|torch|c10|(a|l|t|ub)san)")
 NAMES = (*RULES, *THREADS, *BINDING, *ALLOCATOR, *INTERFACES, "NCCL_NET")
 LIMIT = Limit(
     0, "variables", "NCCL's, CUDA's and PyTorch's lists of environment variables; " + _SOURCES["dcgm"], "equal"
@@ -78,6 +80,7 @@ LIMIT = Limit(
 def measure(rank: Rank) -> Measured:
     """Return the variables that matter, and the files that they put before the environment's own."""
     preload = [entry for entry in re.split(r"[\s:]+", os.environ.get("LD_PRELOAD", "")) if entry]
+    known = {*map(os.path.realpath, cached())} if preload else ()
     return {
         "rank": rank.rank,
         "variables": {name: os.environ[name] for name in NAMES if name in os.environ},
@@ -87,9 +90,8 @@ def measure(rank: Rank) -> Measured:
             n for n in ("localhost", "127.0.0.1") if "http" in getproxies_environment() and not proxy_bypass(n)
         ],
         "preload": preload,
-        # One of the system changes its place alone, as against a full static TLS (libGLdispatch.so.0 on Jetson); of
-        # CUDA's the check shared-libraries tells.
-        "system": [path for path in preload if os.path.realpath(path) in map(os.path.realpath, cached())],
+        # One of the system changes its place alone, as against a full static TLS (libGLdispatch.so.0 on Jetson).
+        "system": [path for path in preload if os.path.realpath(path) in known and not _GPU.match(Path(path).name)],
         "absent": [entry for entry in preload if "/" in entry and not Path(entry).exists()],
         "modules": list(_shadowing_modules(os.environ.get("PYTHONPATH", "").split(os.pathsep))),
         "here": list(_shadowing_modules([os.environ.get("PWD", "")])),
@@ -100,10 +102,11 @@ def measure(rank: Rank) -> Measured:
 def _shadowing_modules(places: list[str]) -> Iterator[str]:
     """Yield the files that Python imports instead of its standard library or an installed package."""
     standard = set(getattr(sys, "stdlib_module_names", sys.builtin_module_names))
-    own = {os.path.realpath(place) for place in places if place}
-    # A module system's torch is on PYTHONPATH alone, and images name their own site-packages there: nothing is hidden.
-    others = [place for place in sys.path if os.path.realpath(place) not in own]
+    before = set()
     for entry in filter(None, places):
+        # A module system's torch is on PYTHONPATH alone, and images name their own site-packages: that hides none.
+        before.add(os.path.realpath(entry))
+        others = [place for place in sys.path if os.path.realpath(place) not in before]
         try:
             names = sorted(Path(entry).iterdir())
         except OSError:

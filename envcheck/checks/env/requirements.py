@@ -31,8 +31,8 @@ COMPANION = re.compile(
 NCCL = re.compile(r"nvidia-nccl-cu\d\d")
 # NVIDIA lets newer ones of a major take the place of older ones: PyTorch 2.9.1 asks for that (pytorch/pytorch#166643,
 # #168167), and SGLang's images do it (sgl-project/sglang#35696).
-EXCHANGEABLE = re.compile(r"(nvidia-(?:cudnn|nccl)-cu\d\d)\s*\(?==\s*((\d+)[\d.]*)\)?")
-# What apt installed it looks after: python3-gi never brings pycairo (openvinotoolkit/openvino#5061).
+EXCHANGEABLE = re.compile(r"(nvidia-(?:cudnn|nccl)-cu\d\d)\s*\(?==\s*((\d+)(?:\.\d+)*)(?![\w.*+])\)?")
+# What apt installed it looks after: python3-gi never brings pycairo (openvinotoolkit/openvino#5061). pip's it does not.
 APT = "/usr/lib/python3/dist-packages"
 FAMILY = re.compile(r"(torch|torchvision|torchaudio|triton) ")
 _SHOWN = 3
@@ -69,7 +69,8 @@ def _broken(reader: Any, installed: _Packages, hidden: _Packages) -> tuple[list[
             problem, named = _problem(reader, text, installed), re.match(r"[\w.-]+", text.strip())
             name = package_files.key(named[0]) if problem and named else ""
             line, apt = f"{dist.metadata['Name']} {dist.version} {problem}", str(dist.locate_file("")).startswith(APT)
-            broken += [line] if problem and (FAMILY.match(line) or not apt) else []
+            ours = name in installed and not str(installed[name].locate_file("")).startswith(APT)
+            broken += [line] if problem and (FAMILY.match(line) or not apt or ours) else []
             if name in hidden and not _problem(reader, text, hidden):
                 behind.add(f"{name} {hidden[name].version}, hidden by {installed[name].version}")
     return broken, behind

@@ -73,10 +73,12 @@ def packages() -> list[Package]:
 
 def _package(name: str, dist: importlib.metadata.Distribution) -> Package:
     where = Path(str(getattr(dist, "_path", "")))
-    record = "" if EDITABLE.search(dist.read_text("direct_url.json") or "") else dist.read_text("RECORD")
-    listed = list(_record(record or "", where.parent, name))
+    editable = EDITABLE.search(dist.read_text("direct_url.json") or "")
+    # torch's kin pass by the few files that RECORD has of them; of torch that would be another one than is imported.
+    listed = list(_record("" if editable and name == "torch" else dist.read_text("RECORD") or "", where.parent, name))
+    byconda = (dist.read_text("INSTALLER") or "").strip() == "conda"
     # conda writes its prefix and library paths into files after RECORD was made, and keeps the digests of the result.
-    conda = _conda(name) if (dist.read_text("INSTALLER") or "").strip() == "conda" or not listed else []
+    conda = _conda(name) if byconda or not (listed or editable) else []
     ledger = "conda-meta" if conda else "RECORD" if listed else ""
     return Package(name, dist.version, str(where), ledger, conda or listed)
 

@@ -102,6 +102,8 @@ def dcgmi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
         (four(test("nvbandwidth", "Fail", "Pass", "Fail", warnings=LOADED)), 226, WARN, ["copy utilization"]),
         (four(test("diagnostic", "Fail", "Pass", "Fail", warnings=HOT)), 226, WARN, ["totaling 0.0"]),
         (four(test("diagnostic", "Fail", "Fail", warnings=[*HOT, *REMAP])), 226, FAIL, ["remapped"]),
+        # One text of several warnings.
+        (four(test("x", "Fail", "Fail", warnings=f"{HOT[0]['warning']}. DBE detected")), 226, FAIL, ["DBE"]),
         # A mild warning beside one that gives no severity.
         (four(test("x", "Fail", "Pass", "Fail", warnings=[*PERSISTENCE, {"warning": "odd"}])), 226, FAIL, ["odd"]),
         (four(test("pcie", "Warn", "Pass", "Warn", warnings=["slow"])), 0, WARN, ["GPU 1, pcie: slow"]),

@@ -239,6 +239,18 @@ def test_a_module_on_pythonpath_that_shadows_another_is_named(
     assert (noted.status, "programs started here import" in noted.summary) == (PASS, status == WARN)
 
 
+def test_one_entry_of_pythonpath_that_hides_another_is_named(
+    cpu: View, clean: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    old, new = (tmp_path / name for name in ("old", "new"))
+    for place in (old, new):
+        (place / "torch").mkdir(parents=True)
+    clean.setattr(sys, "path", [str(old), str(new)])
+    outcome = judged(cpu, clean, PYTHONPATH=f"{old}:{new}")
+    assert (outcome.status, str(old / "torch") in outcome.summary) == (WARN, True)
+    assert str(new / "torch") not in outcome.summary
+
+
 @each(
     "preload, status",
     [
@@ -248,10 +260,12 @@ def test_a_module_on_pythonpath_that_shadows_another_is_named(
         ("libgomp-a34b3233.so.1", PASS),
         # What lifts "cannot allocate memory in static TLS block" on aarch64 (NVIDIA-AI-IOT/torch2trt#563).
         ("/lib/libGLdispatch.so.0", PASS),
+        *((f"/lib/lib{name}.so", WARN) for name in ("nvJitLink", "cudart", "cuda", "torch_cpu", "asan")),
+        ("/lib/libcurl.so", PASS),
     ],
 )
 def test_an_odd_preloaded_library_is_named(cpu: View, clean: pytest.MonkeyPatch, preload: str, status: str) -> None:
-    clean.setattr(environment_variables, "cached", lambda: ["/lib/libGLdispatch.so.0"])
+    clean.setattr(environment_variables, "cached", lambda: [preload] if preload.startswith("/lib/") else [])
     clean.setenv("LD_PRELOAD", preload)
     outcome = environment_variables.judge(cpu, [{**environment_variables.measure(RANK), "absent": []}])
     assert outcome.status == status

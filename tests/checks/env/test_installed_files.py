@@ -318,6 +318,21 @@ def test_a_wheel_that_pip_put_into_a_conda_environment_is_held_against_its_own_r
     assert torch.ledger == "RECORD"
 
 
+def test_what_a_checkout_takes_the_place_of_is_not_looked_for(conda: Path) -> None:
+    torch = conda / CONDA_SITE / "torch-9.9.0.dist-info"
+    editable = '{"dir_info": {"editable": true}, "url": "file:///src"}'
+    write(torch, {"direct_url.json": editable, "INSTALLER": "pip\n"})
+    info = conda / CONDA_SITE / "torchvision-0.9.dist-info"
+    info.mkdir()
+    conda_record(conda, "torchvision", ["lib/libz.so"], {"_path": "lib/gone.py", "path_type": "hardlink"})
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.9\n")
+    (info / "RECORD").write_text(line(info / "METADATA", f"{info.name}/METADATA"))
+    (info / "direct_url.json").write_text(editable)
+    outcome = judged(installed_files)
+    assert outcome.status == WARN, outcome
+    assert outcome.summary.startswith("torch has no list")
+
+
 @pytest.mark.parametrize("text", ["conda-meta/pytorch-9.9.0-py3.11_cpu_0.json", "conda-meta"])
 def test_without_a_ledger_nothing_passes(conda: Path, text: str) -> None:
     (conda / CONDA_SITE / "torch-9.9.0.dist-info/RECORD").unlink()

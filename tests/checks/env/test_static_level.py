@@ -270,6 +270,7 @@ def measured_in(monkeypatch: pytest.MonkeyPatch, *sites: Path) -> dict[str, Any]
         ([("torch", "2.13", "nvidia-nccl-cu13 (==2.29.7)"), ("nvidia_nccl_cu13", "2.30.7")], PASS, "2 packages"),
         ([("torch", "2.9", "nvidia-cudnn-cu12==9.10.2"), ("nvidia-cudnn-cu12", "9.8.0")], FAIL, "has 9.8.0"),
         ([("torch", "2.3", "nvidia-cudnn-cu12==8.9.2"), ("nvidia-cudnn-cu12", "9.1.0")], FAIL, "has 9.1.0"),
+        ([("torch", "2.9", "nvidia-cudnn-cu12==9.*"), ("nvidia-cudnn-cu12", "8.9")], FAIL, "has 8.9"),
         ([("torch", "2.12", "nvidia-cublas==13.1.1"), ("nvidia-cublas", "13.5.1")], FAIL, "has 13.5.1"),
         # By apt, whose python3-gi lacks pycairo everywhere: openvinotoolkit/openvino#5061.
         ([("PyGObject", "3.42.1", "pycairo")], PASS, "1 package"),
@@ -295,6 +296,19 @@ def test_requirements_on_each_side(
     monkeypatch.setattr(requirements, "APT", str(site) if packages[0][0] == "PyGObject" else "/nowhere")
     outcome = requirements.judge(cpu, [measured_in(monkeypatch, site)])
     assert (outcome.status, word in outcome.summary) == (status, True), outcome
+
+
+def test_what_apt_installed_is_excused_of_apts_own_and_of_what_is_absent_alone(
+    cpu: View, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apt, local = tmp_path / "apt", tmp_path / "local"
+    monkeypatch.setattr(requirements, "APT", str(apt))
+    package(apt, "scipy", "1.8.0", "numpy<1.25", "pycairo")
+    package(apt, "numpy", "1.26")
+    assert requirements.judge(cpu, [measured_in(monkeypatch, apt)]).status == PASS
+    package(local, "numpy", "2.1.0")
+    outcome = requirements.judge(cpu, [measured_in(monkeypatch, local, apt)])
+    assert (outcome.status, outcome.details["broken"]) == (WARN, ["scipy 1.8.0 needs numpy<1.25, and has 2.1.0"])
 
 
 def test_of_two_versions_of_a_package_the_one_that_python_imports_counts(
