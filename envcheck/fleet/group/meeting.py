@@ -78,13 +78,15 @@ def _line(message: Message) -> bytes:
 
 async def _received(reader: asyncio.StreamReader) -> Message | None:
     """Return the next message but a beat, None at the end. Raise a TimeoutError after silence, or one of _BROKEN."""
-    while (line := await asyncio.wait_for(reader.readline(), SILENCE)).endswith(b"\n"):
-        message = json.loads(line)
-        if not isinstance(message, dict):
-            text = "a message is not an object"
-            raise TypeError(text)
-        if "beat" not in message:
-            return message
+    # The kernel resets the connection of a process that is killed with a beat unread: that is the end, too.
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        while (line := await asyncio.wait_for(reader.readline(), SILENCE)).endswith(b"\n"):
+            message = json.loads(line)
+            if not isinstance(message, dict):
+                text = "a message is not an object"
+                raise TypeError(text)
+            if "beat" not in message:
+                return message
     return None
 
 
@@ -149,7 +151,7 @@ class Coordinator:
                     if node is None:
                         break
                 elif "leave" in message:
-                    why = str(message["leave"])
+                    why = str(message["leave"]) or why
                     break
                 elif "put" in message:
                     self._parts[node] = str(message["put"]), message.get("part")
@@ -282,10 +284,10 @@ class GroupMember:
         _awaited(self._left(why))
 
     async def _left(self, why: str) -> None:
-        if why:
-            _send(self._writer, {"leave": why})
-        self._writer.close()
+        # The first node closes, so that no beat is left unread here: the reset that it makes would eat the word.
+        _send(self._writer, {"leave": why})
         await asyncio.wait([self._reading], timeout=1)
+        self._writer.close()
 
     async def _read(self) -> None:
         try:

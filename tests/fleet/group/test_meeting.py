@@ -106,6 +106,17 @@ def test_a_node_that_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         assert exchanged(*members) == [({0: 0, 1: 1}, {2: "it was silent for 1.5 s"})] * 2
 
 
+def test_a_node_that_is_killed_with_a_beat_unread_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "GRACE", 0.1)
+    with leader() as port, socket.create_connection(("127.0.0.1", port)) as killed:
+        killed.sendall(msgspec.json.encode(hello(2)) + b"\n")
+        with joining(port, hello(0), hello(1)) as futures:
+            members = [future.result() for future in futures]
+        assert killed.recv(1, socket.MSG_PEEK)
+        killed.close()  # with that unread the kernel resets it
+        assert exchanged(*members) == [({0: 0, 1: 1}, {2: "its envcheck ended"})] * 2
+
+
 def test_a_thousand_nodes_meet_and_the_one_that_is_lost_is_named() -> None:
     row = measure(1024, 10)
     assert (row["all_came"], row["lost_is_named"]) == (True, True)
