@@ -61,18 +61,21 @@ def gloo_address() -> str:
     return "127.0.0.1"
 
 
-def formed(begun: meeting.FormedGroup) -> OutcomeRow:
-    """Return the row of a group that came together; a warning where gloo would look for this node at its loopback.
+def formed(begun: meeting.FormedGroup) -> list[OutcomeRow]:
+    """Return the row of a group that came together, and a warning where gloo would look for this node at its loopback.
 
     What meets over gloo without GLOO_SOCKET_IFNAME waits there in vain (vllm-project/vllm#7074, aws-do-eks#69).
     """
     came = f"{len(begun.names)} nodes came within {begun.seconds:.1f} s: {fold(begun.names)}"
+    rows = [OutcomeRow(id=FORMED, kind="env", status="pass", summary=came)]
     address = begun.local if os.environ.get("GLOO_SOCKET_IFNAME") else gloo_address()
     if begun.local.startswith(_LOOPBACK) or not address.startswith(_LOOPBACK):
-        return OutcomeRow(id=FORMED, kind="env", status="pass", summary=came)
-    text = f"{came}; gloo takes {address} for this node, as its own name leads to no address that others reach"
-    fix = f"set GLOO_SOCKET_IFNAME={interface_of(begun.local)} for jobs, or give its name its address in /etc/hosts"
-    return OutcomeRow(id=FORMED, kind="env", status="warn", summary=text, remedy=fix, code="group.gloo-loopback")
+        return rows
+    text = f"gloo takes {address} for this node, as its own name leads to no address that others reach"
+    own = interface_of(begun.local) or f"the interface of {begun.local}"
+    fix = f"set GLOO_SOCKET_IFNAME to {own} for jobs, or give its name its address in /etc/hosts"
+    found = OutcomeRow(id="group-gloo", kind="env", status="warn", summary=text, remedy=fix, code="group.gloo-loopback")
+    return [*rows, found]
 
 
 Event = dict[str, Any]
@@ -214,7 +217,7 @@ def met(run: Run, place: Membership, name: str, processes: int, wait: float) -> 
             return
         checks = [check.id for check in run.asked.plan.checks]
         run.nodes = GroupSession(member, place.node, place.run, checks, processes)
-        run.known[FORMED] = formed(member.begun)
+        run.known |= {row.id: row for row in formed(member.begun)}
         yield True
         patience = 5.0  # for the others to read what the first node sent them last
     except KeyboardInterrupt:
