@@ -187,9 +187,21 @@ VALUES = st.recursive(
 @example(value={" - at `$.credentials[...]`": None})
 @example(value=[{" - at `$.hf": None}])
 @example(value={"a": {"b": "c"}})
+@example(value={"a\nb": None})
 def test_any_value_of_a_key_is_accepted_or_refused_by_name(key: str, value: Any) -> None:
     message = outcome({key: value})
     assert message is None or re.fullmatch(rf"x\.yaml:\d+: {key}\b.*", message), message
+
+
+@given(value=st.dictionaries(NAMES, VALUES, max_size=4))
+@example(value={"a - at `$x": 1})
+@example(value={"a - at `$": 1})
+@example(value={"a\nb": None})
+@example(value={"pypi": [{"url": "/x", "kind": "a\nb"}]})
+@example(value={"pypi": [{"url": "/x", "kind": "a?b"}]})
+def test_any_mapping_is_a_profile_or_one_line(value: Any) -> None:
+    message = outcome(value)
+    assert message is None or re.fullmatch(r"x\.yaml:\d+: .+", message), message
 
 
 class UnaliasedDumper(yaml.SafeDumper):

@@ -17,7 +17,6 @@ import msgspec
 import yaml
 
 from envcheck import safe_files
-from envcheck.counting import printable
 from envcheck.errors import ConfigError, refuse
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.host_config import host_profile
@@ -200,7 +199,11 @@ def _read_mapping(data: bytes, path: Path, kind: str) -> tuple[dict[Any, Any], L
 
 
 def _shown(key_path: str) -> str:
-    return printable(redacted(key_path.removeprefix("$").removeprefix("."))) or "profile"
+    return _printable(redacted(key_path.removeprefix("$").removeprefix("."))) or "profile"
+
+
+def _printable(text: str) -> str:
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def _read_yaml(data: bytes, path: Path) -> tuple[list[tuple[str, int, str]], Any]:
@@ -281,7 +284,7 @@ def _convert(value: Any, kind: type[T], locate: LocateKey, root: str, fix: str) 
 def _error_with_line(error: msgspec.ValidationError, kind: Any, locate: LocateKey, root: str, fix: str) -> ConfigError:
     # The problem may quote the profile, so the key path is what follows the last mark. A message without a key path is
     # about the value itself and quotes no key: `_convert` has refused the value's own unknown keys.
-    problem, _, inner = printable(str(error)).rpartition(" - at `$")
+    problem, _, inner = _printable(str(error)).rpartition(" - at `$")
     problem, inner = (problem, inner.rstrip("`")) if problem else (inner, "")
     if root + inner == "$.hf.token":
         fix = "write never or allow; keep the token itself in HF_TOKEN, or in a file that `credentials:` names"
