@@ -185,11 +185,12 @@ def umask() -> int:
 def read_whole(path: Path, most: int = 64 << 20) -> bytes:
     """Return a file that a user named, without a byte order mark; ConfigError beyond `most` bytes."""
     with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as stream:
-        # A pipe to which nobody ever writes is empty in the end; a link, as /dev/stdin, is to one that has its writer.
-        if path.is_fifo() and not path.is_symlink():
-            select.select([stream], [], [], _WRITER)
+        # /dev/stdin and /dev/fd/N are pipes that have, or had, their writer.
+        mute = path.is_fifo() and path.resolve().parts[1] != "proc" and not select.select([stream], [], [], _WRITER)[0]
         os.set_blocking(stream.fileno(), True)
-        content = stream.read(most + 1)
+        content = stream.read(most + 1)  # of a slow writer all that it writes, of none nothing
+    if mute and not content:
+        refuse(f"{path}: nobody wrote to this pipe in {_WRITER:g} s", "start its writer first, or name a file")
     if len(content) > most:
         refuse(f"{path}: longer than {most >> 20} MiB", "name the file that was meant")
     return content.removeprefix(codecs.BOM_UTF8)

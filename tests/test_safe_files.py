@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envcheck import safe_files
+from envcheck.errors import ConfigError
 
 SIGNALLED = """
 import os, signal, sys
@@ -97,10 +99,16 @@ def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
 def test_a_pipe_is_waited_for_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that nobody writes to hung `report show`, and one that nobody reads let no signal end `report convert`."""
     os.mkfifo(tmp_path / "pipe")
-    with subprocess.Popen(["/bin/sh", "-c", 'echo late > "$0"', tmp_path / "pipe"]):
-        assert safe_files.read_whole(tmp_path / "pipe") == b"late\n"
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        with subprocess.Popen(["/bin/sh", "-c", 'sleep 0.2; echo late > "$0"', tmp_path / "pipe"]):
+            assert safe_files.read_whole(tmp_path / name) == b"late\n"
     monkeypatch.setattr(safe_files, "_WRITER", 0.1)
-    assert safe_files.read_whole(tmp_path / "pipe") == b""
+    with subprocess.Popen(["/bin/sh", "-c", 'exec > "$0"; sleep 0.5; echo slow', tmp_path / "pipe"]) as writer:
+        time.sleep(0.05)
+        assert safe_files.read_whole(tmp_path / "pipe") == b"slow\n", writer
+    with pytest.raises(ConfigError, match=r"nobody wrote to this pipe in 0\.1 s"):
+        safe_files.read_whole(tmp_path / "link")
     blocked: list[set[Any]] = []
     monkeypatch.setattr(Path, "write_bytes", lambda *_: blocked.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
     safe_files.replace(tmp_path / "pipe", b"x")
