@@ -278,10 +278,11 @@ class Repository:
             with contextlib.suppress(EnvcheckError):
                 there = self.ask(RegistryRequest("GET", path, label, _ACCEPT))
                 # Where no tag may move, the manifest that it names already is refused too (aws/aws-sdk#750).
-                lost = any("BLOB_UNKNOWN" in code for code in getattr(error, "codes", ()))
-                if digest_of(there.body) == digest and not lost:
+                same = digest_of(there.body) == digest
+                if same and not any("BLOB_UNKNOWN" in code for code in getattr(error, "codes", ())):
                     return there
-                error.fix = f"{tag} is another manifest there: if tags are immutable, except this one; or {error.fix}"
+                if tag and not same:
+                    error.fix = f"{tag} is another manifest there: if tags are immutable, except this; or {error.fix}"
             raise
 
     def delete(self, name: str) -> None:

@@ -129,6 +129,12 @@ def test_where_no_tag_moves_the_same_manifest_is_pushed_again(status: int, regis
     assert attached(repository, subject) == first
     with pytest.raises(UnavailableError, match="stable is another manifest there: if tags are immutable"):
         repository.push_manifest(other.content, OCI_MANIFEST, "stable")
+    lost = Answer(400, b'{"errors":[{"code":"MANIFEST_BLOB_UNKNOWN"}]}')
+    registry.fault = lambda request: lost if request.method == "PUT" else None
+    for tag in ("stable", None):
+        with pytest.raises(UnavailableError) as refused:
+            repository.push_manifest(subject.content, OCI_MANIFEST, tag)
+        assert "another manifest" not in refused.value.fix
 
 
 @each("status", [404, 403, 500])
