@@ -389,9 +389,8 @@ class FileDownload:
             broken.retry = not self._is_over()
             raise broken
         if hasher.hexdigest() != self._target.digest:
-            message = f"its file has another hash{', or was cut off' if size is None else ''}"
-            kind = _DoubtfulError if size is None else _WrongHashError
-            answer.fail_as_another(message, kind=kind, head=os.pread(self._file, _CHUNK, 0))
+            more, kind = (", or was cut off", _DoubtfulError) if size is None else ("", _WrongHashError)
+            answer.fail_as_another(f"its file has another hash{more}", kind=kind, head=os.pread(self._file, _CHUNK, 0))
         for source in self._sources:
             source.gave = self.size if source.url == url else 0
 

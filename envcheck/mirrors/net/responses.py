@@ -175,8 +175,7 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
 
     def fail_as_another(self, message: str, *, kind: type[NetworkError] = NetworkError, head: bytes = b"<") -> NoReturn:
         """Raise the error of a body that is not the expected file: `message`, or that it is a web page by its head."""
-        is_html = self.headers.get("Content-Type", "").lower().startswith("text/html")
-        if not is_html or not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+        if "text/html" not in self.headers.get("Content-Type", "").lower() or head.lstrip()[:1] != b"<":
             fail(message, kind=kind)
         fail(
             "it sends a web page, not the file", "open its URL in a browser: a login or a firewall may stand before it"
