@@ -114,7 +114,7 @@ def _unknown(extensions: Extensions, name: str) -> ConfigError:
     near = difflib.get_close_matches(name, names, n=3, cutoff=_NEAR)
     near += [other for other in names if name in other.split("-") and other not in near]
     message = f"--with {name}: no facts about this extension, so nothing is known about its wheels"
-    known = f"did you mean {' or '.join(near[:3])}?" if near else f"those that are known: {', '.join(sorted(names))}"
+    known = f"did you mean {' or '.join(near[:3])}?" if near else f"those that are known: {', '.join(sorted(names))}."
     return ConfigError(message, fix=f"{known} Your own: --extensions FILE")
 
 

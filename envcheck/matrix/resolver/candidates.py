@@ -217,7 +217,7 @@ def alternatives(
     offers = [*_drivers(search), *_smallest_upgrade(search), *_other_variants(search)]
     if not best.legal:
         offers += [*_torches(search), *_pythons(search)]
-        if not any(offer.verdict in (OK, MINOR) and "driver >=" not in offer.change for offer in offers):
+        if not any(o.verdict in (OK, MINOR) and "driver >=" not in o.change and ".x:" not in o.change for o in offers):
             offers += _as_it_is(search)
         offers += _fewer_gpus(search)
     elif best.verdict.name == FORWARD:

@@ -37,7 +37,7 @@ _CUDA_WORDS: Final = re.compile(
     r"\A(?:.*\brelease |v|cuda[-_ ]?(?:toolkit-)?)(\d+)[.-](\d)\b.*", re.ASCII | re.IGNORECASE | re.DOTALL
 )
 # As torch's messages, nvcc and get_device_capability() write it: sm_120, compute_120, 120, (12, 0).
-_CC_WORDS: Final = re.compile(r"\A\(?(?:sm_?|compute_)?(\d{1,2}?)[., ]{0,2}(\d)[af]?\)?\Z", re.ASCII | re.IGNORECASE)
+_CC_WORDS: Final = re.compile(r"(?ai)\A\(?(?:sm_?|compute_)?(?!1\d\Z)(\d{1,2}?)[., ]{0,2}(\d)[af]?\)?\Z")
 _PYTHON_WORDS: Final = re.compile(r"(?:python|py|cp) ?3\.?(\d+)", re.ASCII | re.IGNORECASE)
 _RELEASE_FIELDS: Final = 3
 _VERSIONS: Final = ("torch", "variant", "cuda", "python", "driver")

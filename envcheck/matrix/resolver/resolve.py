@@ -103,8 +103,9 @@ def resolve(
     others = _other_accelerators(matrix, query)
     if others and len(others) == len({*query.gpus}) and not query.cc and query.variant != "cpu":
         return _without_wheels(facts, query, others)
-    query = query.replace(gpus=[name for name in query.gpus if name not in others])
-    notes += [f"{name} is {other.kind}: CUDA wheels leave it alone" for name, other in others.items()]
+    asked = "aarch64" if {others[n].arch if n in others else "" for n in query.gpus} == {"aarch64"} else None
+    query = query.replace(arch=query.arch or asked, gpus=[name for name in query.gpus if name not in others])
+    notes += [f"{n} is {o.kind}: {o.advice if query.cc else 'CUDA wheels leave it alone'}" for n, o in others.items()]
     devices = requested_devices(facts, query)
     arch = host_arch(query, devices)
     ranking = candidates(facts, query, devices, arch) or [_no_release(matrix, query)]

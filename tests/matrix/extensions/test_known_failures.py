@@ -164,4 +164,4 @@ def test_an_unknown_extension_says_which_are_known(ask_with: AskWith, name: str,
         ask_with(name)
     fix = str(getattr(raised.value, "fix", ""))
     assert fix.startswith(meant or "those that are known: apex, auto-gptq")
-    assert fix.endswith(" Your own: --extensions FILE")
+    assert fix.endswith(("? Your own: --extensions FILE", "xformers. Your own: --extensions FILE"))

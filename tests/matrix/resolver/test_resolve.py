@@ -70,6 +70,25 @@ def test_a_gpu_of_another_maker_beside_one_of_nvidia_is_left_alone(ask: Ask) -> 
     assert ask(gpus=["RX 7900 XTX"], variant="cpu", torch="2.8").verdict == "ok"
 
 
+@each(
+    "gpus, axes, arch",
+    [
+        (["Jetson AGX Orin"], {"cc": ["8.7"]}, "aarch64"),
+        (["Xavier"], {"cc": ["7.2"]}, "aarch64"),
+        (["Jetson AGX Orin"], {"variant": "cpu"}, "aarch64"),
+        (["Apple M2"], {"variant": "cpu"}, "aarch64"),
+        (["Apple M2", "MI300X"], {"variant": "cpu"}, "x86_64"),
+        (["Apple M2"], {"variant": "cpu", "arch": "x86_64"}, "x86_64"),
+    ],
+)
+def test_an_accelerator_by_name_says_in_which_host_it_is(
+    ask: Ask, gpus: list[str], axes: dict[str, object], arch: str
+) -> None:
+    answer = ask(gpus=gpus, **axes)
+    assert answer.arch == arch
+    assert any("JetPack" in note for note in answer.notes) == ("cc" in axes)
+
+
 def test_newest_torch_first_then_native_then_pypis_own(ask: Ask) -> None:
     resolution = ask(gpus=["H100"], driver="570.124.06", torch=">=2.7,<2.9", python="3.12")
     assert [row.cell for row in resolution.ranked] == [
@@ -188,6 +207,12 @@ def test_a_variant_that_no_torch_was_built_for_is_an_answer(
     assert (resolution.verdict, resolution.cell, resolution.legal) == ("no-wheel", None, False)
     assert re.search(reason, resolution.reasons[0])
     assert [row.change for row in resolution.alternatives][:1] == [change]
+
+
+def test_an_old_cuda_leaves_the_gpu_s_newest_torch_among_the_alternatives(ask: Ask) -> None:
+    changes = [row.change for row in ask(gpus=["V100"], variant="cu113").alternatives]
+    assert changes[0] == "keep CUDA 11.x: torch 2.7.1 with cu118"
+    assert "keep the machine: torch 2.14.1 with cu126" in changes
 
 
 @each("name", ["AMD Instinct MI300X", "Intel Arc A770", "Apple M2", "Jetson AGX Orin"])
