@@ -168,7 +168,8 @@ def _conda(line: int, text: str, channels: list[str], group: int = 0) -> Pin | N
     specifier = f"{sign}{spec['version']}{'.*' if loose else ''}" if spec["version"] else ""
     name = "torch" if spec["name"] == "pytorch" else spec["name"]
     used = (spec["channel"],) if spec["channel"] else tuple(channels)
-    return _pin(line, f"{name}{specifier}", channels=used, group=group)
+    pin = _pin(line, f"{name}{specifier}", channels=used, group=group)
+    return replace(pin, text=text) if pin and "cpu" in text[spec.end() :] else pin  # a build without CUDA
 
 
 def _environment(source: PreparedDocument) -> PinnedFile:

@@ -278,11 +278,11 @@ class _Judge:
     def extension(self, pin: Pin) -> Iterator[PinFinding]:
         extension, torch = self.extensions.find(pin.name), self.beside(pin)
         # pt28cu128, torch2.4cxx11abiTRUE, pt2.5.1cu124, torch250cu124; a page's torch-2.4.0+cu121.html, cu118/torch2.0
-        page = next((each.url for each in pin.indexes if re.search(_PAGES.get(pin.name, "(?!)"), each.url)), "")
-        built = re.search(r"(?:torch|pt)-?(\d)\.?(\d+)", pin.local or page)
+        pages = " ".join(each.url for each in pin.indexes if re.search(_PAGES.get(pin.name, "(?!)"), each.url))
+        built = re.findall(r"((?:torch|pt)-?(\d)\.?(\d+))", pin.local or pages)
         major, minor, micro = (torch.exact if torch and torch.exact else "..").split(".")[:3]
-        if torch and major and built and (built[1] != major or built[2] not in {minor, minor + micro}):
-            what = f"this wheel is built for {built[0]}: the torch beside it lacks symbols that it needs"
+        if torch and major and built and not {(major, minor), (major, minor + micro)} & {one[1:] for one in built}:
+            what = f"this wheel is built for {built[0][0]}: the torch beside it lacks symbols that it needs"
             yield PinFinding(pin.line, "P105", "unreal", what, f"take the project's wheel for {torch.text}")
         one = re.fullmatch(r"==[^,*]+", pin.specifier) and pin.channels is None
         plain = self.answer(torch) if torch and extension and one else None
@@ -305,7 +305,8 @@ class _Judge:
             fix = f"write torch=={releases[0].torch} below `- pip:`, or take it from the channel conda-forge alone"
             yield PinFinding(pin.line, "P106", "outdated" if held else "unreal", what, fix)
         # Its builds have the CUDA and the code of the wheels; only that channel has the package pytorch-cuda.
-        own = ended or "pytorch-cuda" in {other.name for other in self.file.pins}
+        names = {other.name for other in self.file.pins}
+        own = "cpuonly" not in names and "cpu" not in pin.text and (ended or "pytorch-cuda" in names)
         answer = self.resolved(pin.specifier, variant=None) if own and held and self.devices else None
         if answer is not None and answer.verdict == TOO_NEW:
             yield PinFinding(pin.line, "P101", "unreal", answer.reasons[0], self._instead(pin, answer))

@@ -154,6 +154,10 @@ def test_the_number_of_gpus_changes_nothing(run: Run) -> None:
     [
         ("RTX 4090, H100", ["RTX 4090", "H100"]),
         ("NVIDIA A100-SXM4-80GB, 81920 MiB, 550.54.15", ["NVIDIA A100-SXM4-80GB, 81920 MiB, 550.54.15"]),
+        ("NVIDIA GeForce\nRTX\u2122 4090", ["NVIDIA GeForce RTX 4090"]),
+        ("NVIDIA H100\n80GB HBM3\n", ["NVIDIA H100 80GB HBM3"]),
+        ("NVIDIA L4\nRTX 4090, H100", ["NVIDIA L4", "RTX 4090", "H100"]),
+        ("GH100 [NVIDIA H100]\nAD102 [NVIDIA RTX 4090]", ["GH100 [NVIDIA H100]", "AD102 [NVIDIA RTX 4090]"]),
     ],
 )
 def test_a_list_of_gpus_is_taken_apart(run: Run, name: str, gpus: list[str]) -> None:
@@ -164,6 +168,8 @@ def test_a_list_of_gpus_is_taken_apart(run: Run, name: str, gpus: list[str]) -> 
 @each(
     ("args", "says"),
     [
+        (["--gpu", "name"], "no GPU named 'name' in the matrix"),
+        (["--cc", "12"], "--cc 12 is not a compute capability"),
         (["--gpu", "H10"], "no GPU named 'H10' in the matrix; did you mean H100"),
         (["--driver", "newest"], "--driver newest is not a driver version; write it as nvidia-smi prints it"),
         (["--torch", "2.10.0a0+b4e4ee81d3.nv25.12"], "is NVIDIA's own, in its containers alone; give its release"),

@@ -1,6 +1,7 @@
 """What public files pin is judged with the right answer each; what is sound gets no finding; no input breaks it."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envcheck.cli import cli
+from envcheck.cli.commands.resolve import _UNREAD
 from envcheck.errors import ConfigError
 from envcheck.images.pinned_files import read
 from envcheck.matrix.extensions import file as extensions
@@ -51,6 +53,7 @@ ANSWERS = [
     ("sound.Dockerfile", Query(gpus=["A100"], driver="550.54.14"), []),
     ("sound-requirements.txt", Query(gpus=["RTX 5090"], driver="570.124.06", python="3.12"), []),
 ]
+PAGES = "-f https://data.pyg.org/whl/torch-2.4.0+cu121.html -f https://data.pyg.org/whl/torch-2.5.0+cu121.html"
 # A line of a requirements file or a command, and the codes found in it.
 LINES = [
     ("pip install torch==2.8.0+rocm6.4 --index-url https://download.pytorch.org/whl/rocm6.4", ""),
@@ -65,6 +68,8 @@ LINES = [
     # rusty1s/pytorch_scatter#371
     ("pip install torch==2.4.1\npip install torch_scatter -f https://data.pyg.org/whl/torch-2.3.0+cu121.html", "P105"),
     ("pip install torch==2.4.1\npip install torch_scatter -f https://data.pyg.org/whl/torch-2.4.0+cu121.html", ""),
+    (f"pip install torch==2.5.1 torch-scatter==2.1.2 {PAGES}", ""),
+    (f"pip install torch==2.6.0 torch-scatter==2.1.2 {PAGES}", "P105"),
     ("pip install torch==2.4.1\npip install torch-ema -f https://data.pyg.org/whl/torch-2.3.0+cu121.html", ""),
     ("pip install torch==2.1.0\npip install mmcv==2.1.0 -f https://x.example/mmcv/dist/cu118/torch2.0/a.html", "P105"),
     (
@@ -188,6 +193,21 @@ def test_a_wheel_that_needs_cuda_compat_runs_only_in_an_image_that_has_it(torch:
     assert finding.fix.startswith("write torch==2.14.1+cu126 --index-url")
 
 
+@each("torch", ["pytorch=2.3.1\n- cpuonly", "pytorch==2.3.1=py3.10_cpu_0", "pytorch=2.3.1"])
+def test_a_build_for_the_cpu_is_not_judged_for_a_gpu(torch: str) -> None:
+    text = f"channels: [pytorch, defaults]\ndependencies:\n- {torch}\n"
+    found = findings(Document("environment.yml", text, kind_of("environment.yml")), Query(gpus=["B200"]))
+    assert [finding.id for finding in found] == ([] if "cpu" in torch else ["P101"])
+
+
+@each("text", ["install=[", "install=[a]", "\n", "requir", '"torch":{', "name: torch\n\n", "depend={[", " -", "'a',\n"])
+def test_a_long_file_is_looked_at_quickly(text: str) -> None:
+    start = time.process_time()
+    for whole in (text * (1_000_000 // len(text)), f"install_requires=[{text * (1_000_000 // len(text))}"):
+        _UNREAD.search(whole)
+    assert time.process_time() - start < 2
+
+
 PIECES = st.sampled_from([line for path in sorted(DATA.iterdir()) for line in path.read_text().split("\n")])
 NOISE = st.sampled_from(
     ["torch==" + "9" * 5000, "torch==²", "pytorch=..", "- python=>", 'requires-python = "x"', "${", "["]
@@ -259,6 +279,15 @@ def test_what_only_surprises_is_no_failure(tmp_path: Path) -> None:
         # Poetry's, Pipenv's and Pixi's locks are none of the formats (python-poetry/poetry#6710, prefix-dev/pixi#2398).
         ("poetry.lock", 'name = "torch"\nversion = "2.8.0+cu121"\n', "names torch, but nothing in it was read"),
         ("setup.py", 'from setuptools import setup\nsetup(install_requires=["torch"])\n', "names torch, but nothing"),
+        ("setup.py", 'REQUIRED = ["torch", "numpy"]\n', "names torch, but nothing"),
+        ("setup.py", "INSTALL = [\n    'numpy',\n    'torch',\n]\n", "names torch, but nothing"),
+        (
+            "setup.py",
+            'setup(install_requires=["uvicorn[standard]", "torch"], extras_require={"gpu": ["torch"]})',
+            "names",
+        ),
+        ("setup.py", 'setup(extras_require={"gpu": ["torch"]})', "names torch, but nothing"),
+        ("versions.json", '{"torch": "2.4.0"}', "names torch, but nothing"),
         ("conda-lock.yml", "package:\n- name: pytorch\n  version: 2.6.0\n", "names torch, but nothing"),
         ("Pipfile.lock", '{"default": {"torch": {"index": "pypi", "version": "==2.6.0"}}}', "names torch, but nothing"),
         ("explicit.txt", "@EXPLICIT\nhttps://x.example/linux-64/pytorch-2.1.0-py3.10_0.tar.bz2#ab\n", "names torch"),
@@ -288,6 +317,7 @@ def test_what_cannot_be_read_or_is_too_much_is_refused(tmp_path: Path, name: str
         ("pyproject.toml", '[project]\nkeywords = ["torch"]\n[[tool.mypy.overrides]]\nmodule = ["torch", "torch.*"]\n'),
         ("pyproject.toml", '[[tool.poetry.source]]\nname = "pytorch"\nurl = "https://x.example/whl/cu121"\n'),
         ("setup.py", 'setup(keywords=["torch"], install_requires=["numpy"])\n'),
+        ("setup.py", 'setup(install_requires=["numpy[x]"], keywords=["torch"])\n'),
         ("environment.yml", "dependencies:\n- pip:\n  - --extra-index-url https://download.pytorch.org/whl/cu121\n"),
     ],
 )

@@ -17,7 +17,7 @@ from envcheck.cli.options import ARCHS, EXISTING_FILE, FILE, JsonOption, Option,
 from envcheck.cli.shared.process import print_answer, print_json, print_section, print_table, styled
 from envcheck.counting import counted, printable
 from envcheck.errors import ConfigError, UnavailableError, refuse
-from envcheck.matrix.facts.lookup import Facts, find_gpu, other_accelerator
+from envcheck.matrix.facts.lookup import Facts, find_gpu, listed_names, other_accelerator
 from envcheck.matrix.facts.model import PYTORCH, HostArch, Matrix
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.query import matching, normalized, with_whole_driver
@@ -35,10 +35,13 @@ _TELL: Final = "import sys; print('python3.%d%s' % (sys.version_info[1], 't' * (
 # A requirement of torch as locks, Pipfile, pixi.toml, setup.py, setup.cfg and conda's lists write it. A keyword, a
 # module of mypy's and import_module("torch") are none.
 _UNREAD: Final = re.compile(
-    r"""(?imx) ["'](?:py)?torch\s*[\[=<>!~;] | install_requires\s*=\s*\[[^\]]*["']torch["']
-    | ^[\s-]*name\s*[:=]\s*"?(?:py)?torch"?\s*\n\s*version\s*[:=] | "torch":\s*\{[^}]*"version"
+    r"""(?imx) ["'](?:py)?torch\s*[\[=<>!~;]
+    | (?:requir|install|depend)\w{0,20}["']?\s{0,9}[=:]\s{0,9}(?:\{[^\[\]{}]*)?
+      \[(?:[^\[\]]|\[[\w,\ -]*\])*?["'](?:py)?torch["']
+    | ["'](?:py)?torch["']\s*:\s*["'][=<>~^*\d]
+    | ^[ \t-]*name\s*[:=]\s*"?(?:py)?torch"?\s+version\s*[:=] | "torch":\s*\{[^{}]*"version"
     | /(?:py)?torch-\d[^\s/]*\.(?:conda|tar\.bz2)
-    | ^[\s-]*(?:py)?torch(?:-[cg]pu)?\s*(?:=\s*["'{\d]|[=<>~!]=\s*\d)"""
+    | ^[ \t-]*(?:py)?torch(?:-[cg]pu)?\s*(?:=\s*["'{\d]|[=<>~!]=\s*\d)"""
 )
 _COLOURS: Final = {"ok": "green", "driver-ok-via-minor-compat": "green", "forward-compat-required": "yellow"}
 _PLAIN: Final = {
@@ -99,7 +102,7 @@ def command(options: ResolveOptions, settings: Settings) -> int:
     if options.from_file and any(stated):
         refuse("--from takes no --torch, --cuda, --base-cuda, --with and --all", "leave them out: the file says it")
     matrix = load(settings.matrix)
-    query, read, notes = _one_by_one(matrix, normalized(options.query())), dict[str, str](), list[str]()
+    query, read, notes = normalized(_one_by_one(matrix, options.query())), dict[str, str](), list[str]()
     another = bool(query.driver or query.gpus or query.cc or query.arch or options.from_file)
     if options.here or (options.here is None and not another):
         from envcheck.node import collect  # a question about another machine reads no node
@@ -123,11 +126,13 @@ def command(options: ResolveOptions, settings: Settings) -> int:
 
 
 def _one_by_one(matrix: Matrix, query: Query) -> Query:
-    """Take a list of GPUs, "RTX 4090,H100", apart; a line of nvidia-smi's CSV is one name."""
+    """Take a list of GPUs, "RTX 4090,H100", apart; a line of nvidia-smi's CSV, or a name on two lines, is one."""
     gpus = list[str]()
-    for name in query.gpus:
-        parts = re.split(r"\s*[,;+&]\s*|\s+and\s+", name)
-        gpus += parts if all(find_gpu(matrix, part) or other_accelerator(part) for part in parts) else [name]
+    for text in query.gpus:
+        whole = re.fullmatch(r"[-\w\s\u2122\u00ae]+", text) and find_gpu(matrix, " ".join(text.split()))
+        for name in listed_names(" ".join(text.split()) if whole else text):
+            parts = re.split(r"\s*[,;+&]\s*|\s+and\s+", name)
+            gpus += parts if all(find_gpu(matrix, part) or other_accelerator(part) for part in parts) else [name]
     return query.replace(gpus=gpus)
 
 

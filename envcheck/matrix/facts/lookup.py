@@ -1,10 +1,10 @@
 """Index the matrix by the keys that the resolver looks up, and find a GPU by the names people and NVML give it."""
 
 import re
-import unicodedata
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
+from unicodedata import normalize
 
 import msgspec
 
@@ -322,9 +322,9 @@ def product_name(name: str) -> str:
 
 def listed_names(text: str) -> list[str]:
     """Return the names in what was pasted: GPUs' rows of nvidia-smi's table or of -L, else one a line."""
-    lines = [" ".join(line.split()) for line in unicodedata.normalize("NFKC", text).splitlines() if line.strip()]
+    lines = [" ".join(line.split()) for line in normalize("NFKC", text.replace("\u2122", " ")).splitlines()]
     rows = [line for line in lines if _LISTED.fullmatch(line) or _ROW.fullmatch(line)]
-    return rows or [line for line in lines if line.split(",")[0] != "name"] or [""]
+    return rows or [line for line in lines if line.split(",")[0] not in {"", "name"}] or [text.strip()]
 
 
 def suggest(matrix: Matrix, name: str) -> list[str]:
