@@ -42,13 +42,11 @@ def unproven(node: Mapping[str, Any], covered: Collection[str], *, gpu: bool) ->
         return f"it has {gpus[0]}, and the run saw no GPU"
     proven = set(map(_taint_value, covered))
     taints = (node.get("spec") or {}).get("taints") or []
-    left = [str(taint.get("value")) for taint in taints if taint.get("key") == TAINT]
-    left = [value for value in left if value not in proven]
+    failed = [str(taint.get("value")) for taint in taints if taint.get("key") == TAINT]
     # A cordoned node got no taint: there its reason, "envcheck: CHECK: WHY", alone keeps the check that failed.
-    failed = re.match("envcheck: (.+?): ", told) if labels.get(LABEL) == "false" and not left else None
-    if failed and _taint_value(failed[1]) not in proven:
-        return f"it failed {failed[1]}, which this run did not cover"
-    return f"the taint is of {', '.join(left)}, which this run did not cover" if left else ""
+    failed += re.findall("^envcheck: (.+?): ", told) if labels.get(LABEL) == "false" else []
+    left = dict.fromkeys(check for check in failed if _taint_value(check) not in proven)
+    return f"it failed {', '.join(left)}, which this run did not cover" if left else ""
 
 
 def _taint_value(check: str) -> str:

@@ -52,7 +52,7 @@ def test_only_the_gates_own_taint_label_and_reason_change() -> None:
 @each(
     "gpus, present, covered, gpu, why",
     [
-        ({}, "", ["shm"], False, "the taint is of ecc, which this run did not cover"),
+        ({}, "", ["shm"], False, "it failed ecc, which this run did not cover"),
         ({"nvidia.com/gpu": "8"}, "true", ["ecc"], True, ""),
         ({"nvidia.com/gpu": "8"}, "", ["ecc"], False, "it has nvidia.com/gpu, and the run saw no GPU"),
         ({"nvidia.com/gpu": "0", "cpu": "64"}, "false", ["ecc"], False, ""),
@@ -67,8 +67,7 @@ def test_a_node_is_fit_only_where_the_run_covered_its_taint_and_saw_its_gpus(
     tainted["metadata"]["labels"]["nvidia.com/gpu.present"] = present
     assert unproven(tainted, covered, gpu=gpu) == why
     untainted = node(OTHERS, label="false", reason=REASON)  # it was cordoned as it failed
-    left = "" if "ecc" in covered else "it failed ecc, which this run did not cover"
-    assert unproven(untainted, covered, gpu=gpu) == left
+    assert unproven(untainted, covered, gpu=gpu) == (why if "ecc" not in covered else "")
 
 
 class Api:

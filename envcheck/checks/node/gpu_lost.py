@@ -66,8 +66,8 @@ def _bus(view: View) -> Outcome:
     odd = [gpu for gpu in devices if gpu["bus_id"] in silent and gpu.get("device") not in alike]
     foreign = [gpu for gpu in odd if view.snapshot.gpus and _foreign(view, gpu)]
     compared = _compared(view, [gpu["bus_id"] for gpu in devices if gpu not in foreign])
-    missed = [] if compared.status in (PASS, SKIP) else [compared]
-    return worst([*_held(foreign, _DISPLAY, "others answer"), *missed], compared)
+    held = _held(foreign, _DISPLAY, "others answer")
+    return worst(held if compared.status in (PASS, SKIP) else [*held, compared], compared)
 
 
 def _foreign(view: View, gpu: dict[str, Any]) -> bool:
