@@ -213,7 +213,8 @@ def test_each_container_runtime_leaves_its_mark(marks: dict[str, object], name: 
     assert containers.runtime(**{**nothing, **marks}) == name  # type: ignore[arg-type] # one dict of all kinds
 
 
-def test_systemd_tells_what_started_it(tmp_path: Path) -> None:
-    (tmp_path / "run/systemd").mkdir(parents=True)
-    (tmp_path / "run/systemd/container").write_text("lxc\n")
-    assert containers.sources(tmp_path, {})["container.runtime"].signal().value == "lxc"
+@each("told, name", [("lxc", "lxc"), ("wsl", "none")])
+def test_systemd_tells_what_started_it(tmp_path: Path, told: str, name: str) -> None:
+    (tmp_path / "run/systemd").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "run/systemd/container").write_text(f"{told}\n")
+    assert containers.sources(tmp_path, {})["container.runtime"].signal().value == name
