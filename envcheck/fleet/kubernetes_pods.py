@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from envcheck.errors import refuse
 
-Gang = Literal["kubernetes-1.37", "volcano"]
+Gang = Literal["kubernetes-1.35", "kubernetes-1.37", "volcano"]
 # Names of objects, keys and values of labels, amounts (kubernetes.io, "Object Names and IDs", "Labels and Selectors").
 _NAME: Final = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
 _KEY: Final = rf"(?:{_NAME}/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?"
@@ -122,10 +122,16 @@ def _resources(asked: dict[str, str], gpus: int, claims: list[dict[str, str]]) -
 
 def _gang(name: Gang, nodes: int) -> dict[str, Any]:
     """Return the object that has all pods of a group placed, or none, and what makes a pod one of them."""
-    if name == "volcano":
-        named, of_volcano = {"scheduling.k8s.io/group-name": GROUP}, {"schedulerName": "volcano"}
-        spec: dict[str, Any] = {"minMember": nodes}
-        return {"api": "scheduling.volcano.sh/v1beta1", "spec": spec, "annotations": named, "pod": of_volcano}
-    pod = {"schedulingGroup": {"podGroupName": GROUP}}
-    spec = {"schedulingPolicy": {"gang": {"minCount": nodes}}}
-    return {"api": "scheduling.k8s.io/v1beta1", "spec": spec, "annotations": {}, "pod": pod}
+    policy, nodes_of = {"gang": {"minCount": nodes}}, {"name": GROUP, "podGroup": "nodes"}
+    specs: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+        "kubernetes-1.35": ("k8s.io/v1alpha1", "Workload", {"podGroups": [{"name": "nodes", "policy": policy}]}, {}),
+        "kubernetes-1.37": ("k8s.io/v1beta1", "PodGroup", {"schedulingPolicy": policy}, {}),
+        "volcano": ("volcano.sh/v1beta1", "PodGroup", {"minMember": nodes}, {"scheduling.k8s.io/group-name": GROUP}),
+    }
+    pods: dict[str, dict[str, Any]] = {
+        "kubernetes-1.35": {"workloadRef": nodes_of},
+        "kubernetes-1.37": {"schedulingGroup": {"podGroupName": GROUP}},
+        "volcano": {"schedulerName": "volcano"},
+    }
+    api, kind, spec, named = specs[name]
+    return {"api": f"scheduling.{api}", "kind": kind, "spec": spec, "annotations": named, "pod": pods[name]}

@@ -208,12 +208,18 @@ def test_the_defaults_are_what_a_cluster_admits() -> None:
     assert all("Pod Security level" in text for text in texts("kubernetes").values())
 
 
-@each("gang, count", [("kubernetes-1.37", "'minCount': 16"), ("volcano", "'minMember': 16")])
+@each(
+    "gang, count",
+    [("kubernetes-1.35", "'minCount': 16"), ("kubernetes-1.37", "'minCount': 16"), ("volcano", "'minMember': 16")],
+)
 def test_a_gang_counts_all_pods_and_each_pod_names_it(gang: Any, count: str) -> None:
     text = texts("kubernetes", with_option("gang", gang))["gang-jobset.yaml"]
     jobset, group = yaml.safe_load_all(text)
     template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
-    named = [template["metadata"].get("annotations"), template["spec"].get("schedulingGroup")]
+    named = [
+        template["metadata"].get("annotations"),
+        *(template["spec"].get(f) for f in ("workloadRef", "schedulingGroup")),
+    ]
     assert (count in str(group["spec"]), f"'{group['metadata']['name']}'" in str(named)) == (True, True)
     assert template["spec"].get("schedulerName") == ("volcano" if gang == "volcano" else None)
     assert ("one by one" in text, "one by one" in texts("kubernetes")["gang-jobset.yaml"]) == (False, True)
@@ -229,9 +235,10 @@ def test_kubernetes_schemas_hold_with_each_option(tmp_path: Path, validators: Pa
             # The schemas have no JobSet, which is a resource of its own: what it makes is a Job.
             written[-1].write_text(text if "kind: JobSet" not in text else yaml.safe_dump(gang_job(text)))
     schema_holds(validators, "1.37", written)
-    text = texts("kubernetes", with_option("gang", "kubernetes-1.37"))["gang-jobset.yaml"]
-    (tmp_path / "gang").write_text(yaml.safe_dump_all([gang_job(text), [*yaml.safe_load_all(text)][1]]))
-    schema_holds(validators, "1.37", [tmp_path / "gang"])
+    for version in ("1.35", "1.37"):
+        text = texts("kubernetes", with_option("gang", f"kubernetes-{version}"))["gang-jobset.yaml"]
+        (tmp_path / version).write_text(yaml.safe_dump_all([gang_job(text), [*yaml.safe_load_all(text)][1]]))
+        schema_holds(validators, version, [tmp_path / version])
 
 
 REFUSED: dict[str, list[Any]] = {
