@@ -108,10 +108,11 @@ def _reset_status(n: Any, g: Any) -> dict[str, bool]:
 
 
 def _license(nvml: Any, gpu: Any) -> str:
-    """Return whether the driver of a vGPU's guest has its licence: of the features that need one, one is on."""
+    """Return whether a vGPU's driver has its licence: of the features that need one, if any do, one is on."""
     said = nvml.nvmlDeviceGetGridLicensableFeatures_v4(gpu)
     features = list(said.gridLicensableFeatures)[: said.licensableFeaturesCount]
-    return "licensed" if any(feature.featureState for feature in features) else "unlicensed"
+    without = "unlicensed" if features else "not needed"
+    return "licensed" if any(feature.featureState for feature in features) else without
 
 
 def _row_histogram(nvml: Any, gpu: Any) -> dict[str, int]:
@@ -324,7 +325,7 @@ QUERIES = (
     NvmlQuery("multi_gpu_board", None, flag, lambda n, g: bool(n.nvmlDeviceGetMultiGpuBoard(g))),
     NvmlQuery("vbios", None, text, lambda n, g: _as_text(n.nvmlDeviceGetVbiosVersion(g))),
     NvmlQuery("virtualization", None, text, lambda n, g: _word(VIRTUAL, n.nvmlDeviceGetVirtualizationMode(g))),
-    NvmlQuery("license", None, one_of("licensed", "unlicensed"), _license),
+    NvmlQuery("license", None, one_of("licensed", "unlicensed", "not needed"), _license),
     NvmlQuery("nvlinks_active", "links", whole, lambda n, g: list(_links(n, g).values()).count("up")),
     NvmlQuery("nvlink_remotes", None, listed(text), _remotes),
     NvmlQuery("nvlinks", "links", listed(text), lambda n, g: list(_links(n, g).values())),

@@ -63,6 +63,15 @@ def test_a_wrapper_that_breaks_costs_one_signal(fake_nvml: Fake, error: type[Exc
     assert [name for name, signal in gpu.signals.items() if signal.value is None] == ["persistence"]
 
 
+@pytest.mark.parametrize(("count", "on", "word"), [(0, 0, "not needed"), (1, 0, "unlicensed"), (1, 1, "licensed")])
+def test_a_vgpu_without_a_feature_that_needs_a_licence_is_not_unlicensed(
+    fake_nvml: Fake, count: int, on: int, word: str
+) -> None:
+    said = SimpleNamespace(licensableFeaturesCount=count, gridLicensableFeatures=[SimpleNamespace(featureState=on)])
+    _, [gpu] = nvml.read(fake_nvml(nvmlDeviceGetGridLicensableFeatures_v4=said))
+    assert gpu.signal("license").value == word
+
+
 def test_a_shutdown_that_fails_leaves_what_was_read(fake_nvml: Fake) -> None:
     signals, [gpu] = nvml.read(fake_nvml({"nvmlShutdown": "Unknown Error"}))
     assert signals["driver.version"].value

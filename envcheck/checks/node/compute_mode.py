@@ -21,12 +21,13 @@ def judge(view: View) -> Outcome:
     shut = mode.where(lambda word: word == "prohibited")
     kinds, licensed = read(view, "virtualization").values, read(view, "license", newer=True)
     # NVML tells it of whole GPUs, too, which need none.
-    bare = {gpu: word for gpu, word in licensed.values.items() if word != "licensed" and kinds.get(gpu) == "vgpu"}
+    bare = {gpu: word for gpu, word in licensed.values.items() if word == "unlicensed" and kinds.get(gpu) == "vgpu"}
     # NVIDIA's guide to MPS, and its Kubernetes device plugin, want this mode (NVIDIA/k8s-device-plugin#657).
-    running = [process.get("name") for gpu in read(view, "processes").values.values() for process in gpu]
-    named = view.snapshot.signal("env").value or {}
-    shared = "CUDA_MPS_PIPE_DIRECTORY" in named or "nvidia-cuda-mps-server" in running
-    single = mode.where(lambda word: word not in ("default", "prohibited") and not shared)
+    names = {gpu: [one.get("name") for one in ran] for gpu, ran in read(view, "processes").values.items()}
+    told = "CUDA_MPS_PIPE_DIRECTORY" in (view.snapshot.signal("env").value or {})
+    shared = [gpu for gpu in mode.values if told or "nvidia-cuda-mps-server" in names.get(gpu, [])]
+    apart = mode.where(lambda word: word not in ("default", "prohibited"))
+    single = {gpu: word for gpu, word in apart.items() if gpu not in shared}
     findings = [
         *mode.lacking(),
         *mode.blame(shut, Rule(failed, "compute-mode.prohibited", "{gpu} {value}", _FIX, _LIMIT)),
