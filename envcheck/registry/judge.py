@@ -33,6 +33,14 @@ _ARCHS: Final[dict[str, HostArch]] = {"x86_64": "x86_64", "aarch64": "aarch64"}
 _SHOWN: Final = 5
 _MOST: Final = 1 << 20  # bytes of a file
 _FIX: Final = "docs/publish.md lists the settings of [proof] and [promote], with what to write"
+# What msgspec says of these in the words of its patterns and types.
+_WRITE: Final = {
+    "proof.max_age": "30d, 12h or 90m",
+    "proof.level": ", ".join(LEVELS),
+    "proof.warnings": "allow or refuse",
+    "proof.mode": "gpu or cpu",
+    "promote.gpus": 'a GPU and how many of it, "H100 x8"',
+}
 _UNITS: Final = {"d": "days", "h": "hours", "m": "minutes"}
 
 
@@ -92,6 +100,8 @@ def read_policy(path: Path) -> Policy:
         refuse(f"cannot read {path}: {error.strerror}", "give a TOML file that you may read")
     except (ValueError, RecursionError) as error:  # of msgspec, which names the place; not UTF-8
         why = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:200]
+        why = why if isinstance(error, (msgspec.ValidationError, RecursionError)) else f"not TOML: {why}"
+        why = next((f"{place}: write {value}" for place, value in _WRITE.items() if f"`$.{place}" in why), why)
         refuse(f"{path}: {why}", _FIX)
     proof, promote = tables.proof, tables.promote
     keys, identities = tuple(_key(name, path) for name in proof.keys), _identities(proof, path)

@@ -86,7 +86,7 @@ PROOF = "[proof]\nkeys = ['gate.pub']\n"
 @each(
     "text, setting",
     [
-        ('\n[proof]\nlevel = "most"\n', "$.proof.level"),
+        ('\n[proof]\nlevel = "most"\n', "proof.level: write static, quick, standard, full"),
         ("[proof]\nlevle = 'quick'\n", "unknown field `levle`"),
         ("[prof]\nlevel = 'quick'\n", "unknown field `prof`"),
         ("[proof]\nkeys = 'gate.pub'\n", "Expected `array`, got `str` - at `$.proof.keys`"),
@@ -96,9 +96,15 @@ PROOF = "[proof]\nkeys = ['gate.pub']\n"
         ("# none\n[proof]\nlevel = 'quick'\n", "proof.keys: no key: no proof would hold"),
         (f"{PROOF}required = ['']\n", "$.proof.required"),
         (f"{PROOF}rejudge = 'no'\n", "Expected `bool`, got `str` - at `$.proof.rejudge`"),
-        *((f"{PROOF}max_age = '{age}'\n", "$.proof.max_age") for age in ("30", "0d", "-1d", "999999d", "٣d", "30d ")),
+        *(
+            (f"{PROOF}max_age = '{age}'\n", "proof.max_age: write 30d, 12h or 90m")
+            for age in ("30", "0d", "-1d", "999999d", "٣d", "30d ")
+        ),
         (f"{PROOF}unsigned = true\n", "unknown field `unsigned`"),
-        *((f"{PROOF}[promote]\ngpus = ['{gpus}']\n", "$.promote.gpus") for gpus in ("H100", "x8", "H100 x0", " x1")),
+        *(
+            (f"{PROOF}[promote]\ngpus = ['{gpus}']\n", 'write a GPU and how many of it, "H100 x8"')
+            for gpus in ("H100", "x8", "H100 x0", " x1")
+        ),
         ("proof = 1\n", "$.proof"),
     ],
 )
@@ -117,7 +123,7 @@ def test_what_is_wrong_is_named(site: Path, text: str, setting: str) -> None:
     [
         (b"[proof\n", "line 1"),
         (b"[proof]\nlevel = 'quick'\nlevel = 'full'\n", "line 3"),
-        (b"\xff\xfe", "utf-8"),
+        (b"\xff\xfe", "not TOML: 'utf-8'"),
         (b"a = " + b"[" * 100_000, "nested"),
         (b"a = " + b"9" * 9999, "envcheck-policy.toml: "),
         (b"#" * (2 << 20), "longer than 1 MiB"),
