@@ -375,7 +375,7 @@ def test_pairs_names_the_node_whose_rank_dies_and_the_one_that_is_down(
     assert (verdict["exit_code"], verdict["blame"], verdict["good"]) == (3, [], "n[1-2]"), verdict
     why = {row["nodes"][0]: row["reason"] for row in verdict["undetermined"]}
     assert set(why) == {"n3", "n4"}
-    assert "no report of n3" in why["n3"]
+    assert "no report" in why["n3"]
     assert "collectives" in why["n4"]
 
 

@@ -280,7 +280,12 @@ def test_the_command_prints_the_files_and_refuses_what_they_do_not_hold() -> Non
     assert CliRunner().invoke(cli, words).stdout.startswith("# sweep.sbatch\n#!/bin/bash\n")
     refused = CliRunner().invoke(cli, [*words, "--env", "NCCL_DEBUG=INFO"])
     assert "--env has no place in the files for Slurm" in str(refused.exception)
-    assert "--queue has no place in" in str(CliRunner().invoke(cli, [*words, "--queue", "a"]).exception)
+    for system, option in [
+        *(("slurm", option) for option in ("--queue a", "--drain", "--namespace foo")),
+        *(("kubernetes", option) for option in ("--scripts /a", "--program /a", "--max-drained 5", "--reports /a")),
+    ]:
+        told = str(CliRunner().invoke(cli, ["fleet", "render", system, "--image", IMAGE, *option.split()]).exception)
+        assert f"{option.split()[0]} has no place in the files for {system.title()}" in told
     words = ["fleet", "render", "kubernetes", "--image", IMAGE, "--runtime-class", "nvidia", "--resource", "rdma/hca=8"]
     given = CliRunner().invoke(cli, [*words, "--gang", "volcano", "--host-network"]).stdout
     parts = 'runtimeClassName: "nvidia"', '"rdma/hca": "8"', "hostNetwork: true", "scheduling.volcano.sh"

@@ -225,8 +225,9 @@ def _with_environment(options: FleetPairsOptions) -> str:
 
 
 def _progress(test: GroupTest, result: GroupResult) -> None:
-    reason = f": {result.reason}" if result.reason and test.step != ROLL_CALL else ""
-    note(f"{test.step} {results.name_of(test.nodes)}: {result.status}{reason}")
+    reason = f": {result.reason}" if result.reason and result.status != "pass" else ""
+    if test.step != ROLL_CALL or test.attempt == 1 or result.answers:  # who is silent twice is in the verdict, once
+        note(f"{test.step} {results.name_of(test.nodes)}: {result.status}{reason}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,17 +272,19 @@ class FleetRenderOptions:
 def render(options: FleetRenderOptions, settings: Settings) -> None:
     """Write the files with which Slurm or Kubernetes runs envcheck, or Prometheus watches GPUs. Nothing is applied."""
     pods = PodOptions(*(getattr(options, name) for name in PodOptions._fields))
-    pods_only = {"env": options.variables, **pods._asdict()}
-    elsewhere: dict[str, dict[str, Any]] = {
-        "slurm": {**pods_only, "hosts": options.hosts},
-        "kubernetes": {"hosts": options.hosts},
-        "prometheus": {**pods_only, "image": options.image, "python": options.python},
+    of_pods, of_slurm = ("variables", "namespace", "drain", *PodOptions._fields), ("program", "scripts", "max_drained")
+    elsewhere = {
+        "slurm": (*of_pods, "hosts"),
+        "kubernetes": (*of_slurm, "reports", "hosts"),
+        "prometheus": (*of_pods, *of_slurm, "reports", "image", "python"),
     }
-    for name in [name for name, value in elsewhere[options.system].items() if value]:
-        refuse(
-            f"--{name.replace('_', '-')} has no place in the files for {options.system.title()}",
-            "leave it out" + "; set the variable where sbatch runs, which passes it on" * (name == "env"),
-        )
+    for name in elsewhere[options.system]:
+        if getattr(options, name) != getattr(FleetRenderOptions, name):
+            refuse(
+                f"--{name.replace('variables', 'env').replace('_', '-')} has no place in the files for"
+                f" {options.system.title()}",
+                "leave it out" + "; set the variable where sbatch runs, which passes it on" * (name == "variables"),
+            )
     given: dict[str, Any] = {name: value for name, value in asdict(options).items() if name in LaunchValues._fields}
     given["program"] = options.program or _this_program()
     given["reports"] = options.reports or str(Path.cwd() / "envcheck-reports")

@@ -56,9 +56,9 @@ def result_of(test: GroupTest, files: Sequence[FleetFile], launched: LaunchResul
     problems = [f"{file.name}: {file.note}" for file in files if file.report is None]
     absent = ", ".join([node for node in test.nodes if node not in by_node][:_MOST_NAMED])
     why = "; ".join(filter(None, [*problems[:1], launched.last_line]))[:_LONGEST]
-    unseen = printable(f"no report{f' of {absent}' if absent else ''}{f': {why}' if why else ''}")
+    unseen = printable(f"no report{f' of {absent}' if absent and by_node else ''}{f': {why}' if why else ''}")
     if test.step == ROLL_CALL:
-        return GroupResult("pass", None, unseen, (), answers, seconds)
+        return GroupResult("undetermined" if absent else "pass", None, unseen, (), answers, seconds)
     faulty = tuple(gpu for answer in answers for gpu in answer.faulty_gpus)
     speeds = (
         check.value

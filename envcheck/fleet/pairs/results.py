@@ -2,6 +2,7 @@
 
 import collections
 import datetime as dt
+import itertools
 import statistics
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -113,7 +114,8 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield diagnosis.sentence
     rows = [(f"{one.kind} {one.who}", one.reason, one.by) for one in diagnosis.blamed]
     rows += [(f"not isolated: {fold(one.nodes)}", one.reason, one.by) for one in diagnosis.not_isolated]
-    rows += [(f"undetermined: {fold(one.nodes)}", one.reason, one.by) for one in diagnosis.undetermined]
+    alike = itertools.groupby(diagnosis.undetermined, lambda one: (one.reason, one.by))
+    rows += [(f"undetermined: {fold(node for one in same for node in one.nodes)}", *why) for why, same in alike]
     for what, reason, by in rows:
         yield printable(f"{what}: {reason}")
         yield printable(f"    by: {', '.join(by) or 'no test'}")

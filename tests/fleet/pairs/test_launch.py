@@ -103,6 +103,18 @@ def test_what_hangs_ends_in_time_and_by_an_interrupt_and_is_no_fault(bench: Benc
     assert str(bench.folder / "faults.json") not in left
 
 
+def test_an_error_that_lets_no_launch_start_is_said_once_and_nothing_passes(bench: Bench) -> None:
+    launch = shlex.join(["sh", "-c", "echo srun: fatal: no cluster; exit 1", "sh", "{nodes}", "{command}"])
+    done = subprocess.run(bench.command("n[1-64]", "--launch", launch), capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr == "  roll-call n1..n64 (64 nodes): undetermined: no report: srun: fatal: no cluster\n"
+    assert done.stdout.splitlines()[1:] == [
+        "undetermined: n[1-64]: no report: srun: fatal: no cluster",
+        "    by: roll-call",
+        "use now: no node",
+    ]
+
+
 def test_wrong_usage_is_refused_and_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("other.json").write_bytes(msgspec.json.encode(PairsState("n[1-6]", "tournament", SLURM)))
