@@ -88,10 +88,11 @@ class HostDemand(_Table):
 
 
 class NetworkDemand(_Table):
-    """At least so many active InfiniBand or RoCE ports, each at so many Gb/s."""
+    """At least so many active InfiniBand or RoCE ports, each at so many Gb/s; the smallest all-reduce between nodes."""
 
     ports: Count = 1
     gbit_s: Some | None = None
+    latency_us: Some | None = None
 
 
 class MountDemand(_Table):
@@ -381,6 +382,15 @@ def _on_gpus(row: OutcomeRow) -> list[Any]:
     return [row.value] if row.ranks and all(_table(rank, "").get("is_cuda") is True for rank in row.ranks) else []
 
 
+def _latency(row: OutcomeRow) -> list[Any]:
+    """Return the median of the smallest all-reduce of each rank, in microseconds, where it went to another node."""
+    if len({str(_table(rank, "").get("host")) for rank in row.ranks}) < 2:  # noqa: PLR2004 (two nodes)
+        return []
+    tables = [_table(_table(rank, "latency"), "all-reduce", list) for rank in row.ranks]
+    first: list[Any] = [small[0].get("p50") if small and isinstance(small[0], dict) else None for small in tables]
+    return [seconds * 1e6 if process_group.finite(seconds) else seconds for seconds in first]
+
+
 class Demand(NamedTuple):
     """A bound on what a check measures: the field of a file that sets it, and how it is read off that check's row."""
 
@@ -394,7 +404,7 @@ class Demand(NamedTuple):
 
 
 # The limit's value and source are those of a file.
-_GB, _TFLOPS = Limit(0, "GB/s", ""), Limit(0, "TFLOP/s", "")
+_GB, _TFLOPS, _MICRO = Limit(0, "GB/s", ""), Limit(0, "TFLOP/s", ""), Limit(0, "us", "", "at most")
 _PCIE, _HBM, _BF16 = _of_ranks("host to GPU", "GPU to host"), _of_ranks("HBM copy"), _of_ranks("bfloat16")
 _MEMORY, _BUS = "memory-bandwidth", "all-reduce-bandwidth"
 MEASURED: Final = (
@@ -404,6 +414,9 @@ MEASURED: Final = (
     Demand("require-peer-speed", "gpu", "peer_gb_s", "peer-bandwidth", "slowest pair of GPUs", _pairs, _GB),
     Demand("require-all-reduce-speed", "gpu", "all_reduce_gb_s", _BUS, "bus bandwidth of all-reduce", _on_gpus, _GB),
     Demand("require-disk-read", "host", "disk_read_gb_s", "disk-read", "reading the disk", lambda r: [r.value], _GB),
+    Demand(
+        "require-network-latency", "network", "latency_us", _BUS, "smallest all-reduce between nodes", _latency, _MICRO
+    ),
 )
 
 
@@ -428,9 +441,11 @@ def _judged(required: Demand, row: OutcomeRow | None) -> Outcome:
         lacking = f"{required.of} measured no {required.what} ({str(values)[:60]})"
     if lacking:
         return undecided(f"undetermined: {lacking}", fix=_RUN.format(of=required.of), code="require.unmeasured")
-    limit, least = required.limit, min(values)
-    summary = f"{required.what}: {least:.4g} {limit.unit}, for {limit.source}"
-    return _held(summary, limit, least, met=least >= limit.value, fix=_MEASURED_FIX.format(of=required.of))
+    limit, most = required.limit, required.limit.kind == "at most"
+    worst = max(values) if most else min(values)
+    met = worst <= limit.value if most else worst >= limit.value
+    summary = f"{required.what}: {worst:.4g} {limit.unit}, for {limit.source}"
+    return _held(summary, limit, worst, met=met, fix=_MEASURED_FIX.format(of=required.of))
 
 
 def _lacking(required: Demand, row: OutcomeRow | None) -> str:

@@ -43,6 +43,10 @@ NOTHING += [outcome("x", odd) for odd in ODD]
 NOTHING += [outcome("x", {**GPU, "values": dict.fromkeys(SPEEDS, bad)}, value=bad) for bad in BAD]
 
 
+def small(host: str, seconds: Any) -> dict[str, Any]:
+    return {"is_cuda": True, "host": host, "latency": {"all-reduce": [{"bytes": 8, "p50": seconds, "p99": 1.0}]}}
+
+
 def pairs(*matrix: list[Any]) -> dict[str, Any]:
     return {"is_cuda": True, "matrix": list(matrix)}
 
@@ -52,7 +56,7 @@ def demand(name: str, bound: float) -> requirements.Demand:
     return known._replace(limit=dataclasses.replace(known.limit, value=bound, source="our contract"))
 
 
-NAMES = ("pcie-speed", "hbm-speed", "bf16", "peer-speed", "all-reduce-speed", "disk-read")
+NAMES = ("pcie-speed", "hbm-speed", "bf16", "peer-speed", "all-reduce-speed", "disk-read", "network-latency")
 CODES = {PASS: "", FAIL: "require.not-met", ERROR: "require.unmeasured"}
 
 
@@ -75,6 +79,9 @@ CODES = {PASS: "", FAIL: "require.not-met", ERROR: "require.unmeasured"}
         ("all-reduce-speed", 1, outcome("all-reduce-bandwidth", CPU, CPU, value=400.0), ERROR, "measured no"),
         ("disk-read", 1, outcome("disk-read", {"rank": 0}, value=1.0), PASS, "1 GB/s"),
         ("disk-read", 1.1, outcome("disk-read", {"rank": 0}, value=1.0, status="warn"), FAIL, "1 GB/s"),
+        ("network-latency", 20, outcome("all-reduce-bandwidth", small("a", 1e-5), small("b", 2e-5)), PASS, "20 us"),
+        ("network-latency", 19, outcome("all-reduce-bandwidth", small("a", 1e-5), small("b", 2e-5)), FAIL, "20 us"),
+        ("network-latency", 99, outcome("all-reduce-bandwidth", small("a", 1e-5), small("a", 1e-5)), ERROR, "no small"),
     ],
 )
 def test_each_bound_on_both_sides(name: str, bound: float, row: OutcomeRow, status: str, word: str) -> None:
@@ -91,7 +98,7 @@ def test_each_bound_on_both_sides(name: str, bound: float, row: OutcomeRow, stat
 @each("name", NAMES)
 @each("row", NOTHING)
 def test_what_was_not_measured_is_never_met(name: str, row: OutcomeRow | None) -> None:
-    expected = demand(name, 1e-9)
+    expected = demand(name, 1e-9 if name != "network-latency" else 1e9)
     rows = {} if row is None else {expected.of: row}
     [actual] = requirements.hold_demands([expected], rows).values()
     assert actual.status == ERROR, actual
@@ -100,11 +107,11 @@ def test_what_was_not_measured_is_never_met(name: str, row: OutcomeRow | None) -
 
 def test_every_measured_field_of_a_file_becomes_its_demand(tmp_path: Path) -> None:
     text = "[gpu]\npcie_gb_s = 1\nhbm_gb_s = 2\nbf16_tflops = 3\npeer_gb_s = 4\nall_reduce_gb_s = 5\n"
-    text += "[host]\ndisk_read_gb_s = 6\n"
+    text += "[host]\ndisk_read_gb_s = 6\n[network]\nlatency_us = 7\n"
     (tmp_path / "ours.toml").write_text(text)
     actual = requirements.measured_demands(requirements.read(str(tmp_path / "ours.toml")))
     assert {one.id.removeprefix("require-") for one in actual} == set(NAMES)
-    assert sorted(one.limit.value for one in actual) == [1, 2, 3, 4, 5, 6]
+    assert sorted(one.limit.value for one in actual) == [1, 2, 3, 4, 5, 6, 7]
     assert requirements.measured_demands(requirements.Requirements()) == []
 
 
