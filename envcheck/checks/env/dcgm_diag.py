@@ -213,8 +213,7 @@ def _entities(row: dict[str, Any]) -> list[str]:
 def _severity(warning: dict[str, Any]) -> int:
     """Return DCGM's own; 0 where it gives none, so not a mild one."""
     # A text without one may join several warnings, grave ones among them.
-    severity = warning.get("error_severity")
-    severity = 1 if severity and _HARMLESS.search(_text(warning)) else severity
+    severity = 1 if "error_severity" in warning and _HARMLESS.search(_text(warning)) else warning.get("error_severity")
     return severity if isinstance(severity, int) else 0
 
 

@@ -71,6 +71,8 @@ _SPAN = re.compile(r"(\d{1,5})(?:[-:](\d{1,5}))?(?::(\d{1,5}))?")
 USUAL = re.compile(r"lib(jemalloc|tcmalloc\w*|mimalloc|iomp5|gomp|omp|stdc\+\+|gcc_s)(-[\w.]+)?\.so[\d.]*")
 # CUDA's, torch's and sanitizers': one of the system takes the place of the wheel's, or of malloc.
 _GPU = re.compile(r"lib(cu(?!ps|r[ls])|nv|nccl|torch|c10|(a|l|t|ub)san)")
+# Google's plugins for A3 start with an algorithm and a protocol of theirs alone (NVIDIA/aicr#422).
+GOOGLES = {"NCCL_ALGO": ("ring", "ring,tree"), "NCCL_PROTO": ("simple", "simple,ll128"), "NCCL_NVLS_ENABLE": ("0",)}
 NAMES = (*RULES, *THREADS, *BINDING, *ALLOCATOR, *INTERFACES, "NCCL_NET")
 LIMIT = Limit(
     0, "variables", "NCCL's, CUDA's and PyTorch's lists of environment variables; " + _SOURCES["dcgm"], "equal"
@@ -145,13 +147,13 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 
 def _variables(view: View, variables: dict[str, Any], cards: Any) -> Iterator[Outcome]:
     pairs = view.snapshot.signal("gpu.p2p").value
-    apart = pairs is not None and not any(pair["read"] == pair["write"] == "ok" for pair in pairs)
+    apart = pairs is not None and not any({pair["read"], pair["write"]} <= {"ok", "unknown"} for pair in pairs)
+    googles = any("_CTRL_DEV" in name for name in variables)
     meant = {
         # What forbids what is not here: accelerate insists on it for GeForce 40 (huggingface/accelerate#2195).
         "NCCL_IB_DISABLE": cards == [],
         **dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"), apart),
-        # Google's plugins for A3 start with an algorithm and a protocol of theirs alone (NVIDIA/aicr#422).
-        **dict.fromkeys(("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE"), any("_CTRL_DEV" in n for n in variables)),
+        **{name: googles and str(variables.get(name)).lower() in asked for name, asked in GOOGLES.items()},
     }
     for name, rule in RULES.items():
         value = str(variables.get(name, ""))
@@ -221,11 +223,11 @@ def _interfaces(variables: dict[str, Any], interfaces: list[str], cards: list[st
         listed = value.removeprefix("=") if nccl else value
         wanted = [part.partition(":")[0].strip() for part in listed.split(",") if there and part.strip()]
         begins = nccl and not value.startswith("=")
-        named = [part for part in wanted for each in there if each == part or (begins and each.startswith(part))]
-        if wanted and (not (named or value.startswith("^")) if nccl else len(set(named)) < len(set(wanted))):
+        none = [p for p in wanted if not any(each == p or (begins and each.startswith(p)) for each in there)]
+        if none and not (nccl and (len(none) < len(wanted) or value.startswith("^"))):
             limit = Limit(", ".join(there), "", _SOURCES["nccl"], "equal")
             what = "RDMA card" if name == "NCCL_IB_HCA" else "network interface"
-            yield _warning(name, f"{name}={value} names no {what} of this machine", value, limit)
+            yield _warning(name, f"{name}={value} names {', '.join(none)}, no {what} of this machine", value, limit)
 
 
 def _files(entry: Measured) -> Iterator[Outcome]:

@@ -230,8 +230,13 @@ def _details(ranks: Ranks) -> Measured:
 
 
 def _together(view: View, ranks: Ranks) -> Outcome:
+    models = [entry.get("model") for entry in ranks]
+    alone = [str(entry["rank"]) for entry in ranks if models.count(entry.get("model")) == 1]
+    if len(alone) == len(ranks):
+        return checks.skipped("no two ranks have GPUs of one model: speeds are not compared", code="straggler.unlike")
     slowest, ratio = max(zip(ranks, ratios(ranks)), key=lambda pair: pair[1])
-    alike = " on GPUs of one model" * (len({entry.get("model") for entry in ranks}) > 1)
-    summary = f"{len(ranks)} ranks take the same time{alike}, within {ratio:.2f}; the slowest is {_name(slowest)}"
+    alike, rest = " on GPUs of one model" * (len(set(models)) > 1), f"; compared with none: rank {', '.join(alone)}"
+    summary = f"{len(ranks) - len(alone)} ranks take the same time{alike}, within {ratio:.2f}; "
+    summary += f"the slowest is {_name(slowest)}{rest * bool(alone)}"
     limit = LIMIT if view.mode == "gpu" else CPU_LIMIT
     return passed(summary, value=round(ratio, 4), limit=limit, ranks=[slowest["rank"]])

@@ -99,11 +99,14 @@ def test_a_clean_environment_passes_and_every_harmful_variable_is_a_finding(
     assert {finding.culprit for finding in outcome.findings} == {*names}
     # What Google's plugins ask for: NVIDIA/aicr#422.
     googles = {"NCCL_ALGO": "Ring,Tree", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0"}
+    for other in ({"NCCL_PROTO": "Simple,LL128"}, {"NCCL_PROTO": "LL128"}, {"NCCL_ALGO": "Tree"}):
+        outcome = judged(node("h100x8"), clean, **{**googles, **other}, NCCL_FASTRAK_CTRL_DEV="lo")
+        assert outcome.status == (PASS if "Simple,LL128" in other.values() else WARN)
     for name, status in (("NCCL_FASTRAK_CTRL_DEV", PASS), ("NCCL_GPUDIRECTTCPX_CTRL_DEV", PASS), ("NCCL_NET", WARN)):
         assert judged(node("h100x8"), clean, **googles, **{name: "lo"}).status == status
 
 
-def test_what_forbids_what_is_not_there_does_no_harm(node: Node) -> None:
+def test_what_forbids_what_is_not_there_does_no_harm(node: Node, put: Node) -> None:
     """As accelerate asks for GeForce of the 40 series: huggingface/accelerate#2195, QwenLM/Qwen-VL#447."""
     entry = {"preload": [], "modules": [], "cores": 4, "variables": {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1"}}
     for name, cards, culprits in (
@@ -113,6 +116,10 @@ def test_what_forbids_what_is_not_there_does_no_harm(node: Node) -> None:
     ):
         outcome = environment_variables.judge(node(name), [{**entry, "cards": cards}])
         assert {finding.culprit for finding in outcome.findings} - {""} == culprits
+    for said, status in (("not supported", PASS), ("unknown", WARN)):
+        pairs = [{"a": 0, "b": 1, "read": said, "write": said, "nvlink": said, "path": "SYS"}]
+        view = put(node("h100x8"), gpu__p2p=pairs)
+        assert environment_variables.judge(view, [{**entry, "cards": []}]).status == status
 
 
 @each(
@@ -144,6 +151,7 @@ def test_a_value_that_names_what_is_not_there_is_a_warning(
 ) -> None:
     outcome = judged(cpu, clean, **{name: value})
     assert (outcome.status, outcome.culprit) == (status, name if status == WARN else "")
+    assert ("names eth99, no network interface" in outcome.summary) == (status == WARN and "eth99" in value)
 
 
 @each(

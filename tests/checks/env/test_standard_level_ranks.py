@@ -134,6 +134,11 @@ def test_a_gpu_is_compared_with_those_of_its_own_model(h100: View) -> None:
     ranks[3]["products"]["median"] = 0.004
     slow = straggler.judge(h100, ranks)
     assert (slow.status, slow.culprit[:6], "1.33 times" in slow.summary) == (FAIL, "rank 3", True)
+    ranks[0]["model"], ranks[3]["products"]["median"] = "4090", 0.0031
+    some = straggler.judge(h100, ranks).summary
+    assert (some[:12], some.rpartition("; ")[2]) == ("2 ranks take", "compared with none: rank 0, 2")
+    ranks[1]["model"] = "2080"
+    assert straggler.judge(h100, ranks).code == "straggler.unlike"
 
 
 def test_ranks_that_a_quota_holds_back_alike_are_not_compared(h100: View, cpu: View) -> None:
