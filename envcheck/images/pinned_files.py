@@ -103,8 +103,8 @@ def _on_linux(marker: str) -> bool:
 def _requirements(lines: _Lines, group: int = 0) -> Iterator[Pin]:
     options = [re.split(r"[=\s]+", line.strip(), maxsplit=1) for _, line in lines if line.lstrip().startswith("-")]
     indexes = tuple(Index(option[1], _INDEX[option[0]]) for option in options if option[0] in _INDEX and option[1:])
-    pins = (_pin(at, line.partition(" --")[0].strip("\\ \t\r"), indexes=indexes, group=group) for at, line in lines)
-    yield from filter(None, pins)
+    texts = ((at, line.partition(" --")[0].strip("\\ \t\r")) for at, line in lines)
+    yield from filter(None, (_pin(at, text, indexes=indexes, group=group, own_line=True) for at, text in texts))
 
 
 def _commands(source: PreparedDocument) -> PinnedFile:

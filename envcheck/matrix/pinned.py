@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -29,8 +30,7 @@ _REFUSED: Final = frozenset({TORCH_PINNED, TORCH_ABI, CUDA_MAJOR, NO_GPU_CODE, P
 # From these on, METADATA names no one torch (torchvision 0.29.1: torch>=2.14.0, torchaudio 2.11.0: none).
 _FREE: Final = {"torchvision": "0.29.1", "torchaudio": "2.11.0"}
 # What torch's wheels pin themselves, by the fact.
-_LIBRARIES = {f"nvidia-{name}-cu{major}": name for name in ("cudnn", "nccl") for major in (11, 12, 13)}
-_LIBRARIES["triton"] = "triton"
+_LIBRARIES = {f"nvidia-{of}-cu{major}": of for of in ("cudnn", "nccl") for major in (11, 12, 13)} | {"triton": "triton"}
 _PYTHONS: Final = tuple(f"3.{minor}" for minor in range(8, 16))
 _OF_VARIANT: Final = re.compile(r"/(?:whl|pytorch-wheels)/(?P<variant>cpu|cu\d{2,3})\b")
 _PYTHON_INDEX: Final = re.compile(r"https?://(?:pypi\.[^/]+|[^/]+/(?:repository/)?pypi(?:/web)?)/simple/?")
@@ -65,7 +65,7 @@ class Pin:
     """A requirement at a line: `specifier` without a local version, which is `local` ("cu121").
 
     Pins of one `group` are installed together. `channels` are those of conda, None for pip and uv. `sure`: there is
-    no other index than `indexes`.
+    no other index than `indexes`. `own_line`: in requirements, where options of pip have lines of their own.
     """
 
     line: int
@@ -77,6 +77,7 @@ class Pin:
     group: int = 0
     channels: tuple[str, ...] | None = None
     sure: bool = False
+    own_line: bool = False
 
     @property
     def exact(self) -> str | None:
@@ -110,22 +111,28 @@ def judge(matrix: Matrix, extensions: Extensions, file: PinnedFile, query: Query
     if len(file.pins) + len(file.bases) > _MOST:
         refuse(f"more than {_MOST:,} requirements and images in one file", "give the file that names torch")
     rules = _Judge(matrix, extensions, file, query)
-    by_name = {"torch": rules.torch, "torchvision": rules.companion, "torchaudio": rules.companion}
-    by_name |= dict.fromkeys([*_LIBRARIES, "numpy"], rules.library)
+    by_name = dict.fromkeys(_FREE, rules.companion) | dict.fromkeys([*_LIBRARIES, "numpy"], rules.library)
+    by_name["torch"] = rules.torch
     found = [finding for line, image in file.bases for finding in rules.base(line, image)]
     found += [finding for pin in file.pins for finding in by_name.get(pin.name, rules.extension)(pin)]
-    return sorted(dict.fromkeys(found))
+    unreal = {finding.line for finding in found if finding.id == "P101"}  # its fix names the index too
+    return sorted({finding for finding in found if finding.id != "P102" or finding.line not in unreal})
 
 
 def not_on_record(matrix: Matrix, extensions: Extensions, file: PinnedFile) -> list[str]:
-    """Return torch and the native extensions that are pinned to releases without facts: these are not judged."""
-    pins = (pin for pin in file.pins if re.fullmatch(r"==[^,*]+", pin.specifier))  # 2.7.4.post1 too
-    rows = ((pin, extensions.find(pin.name)) for pin in pins if pin.name not in {*_FREE, *_LIBRARIES})
-    texts = [pin.text for pin, row in rows if row and not any(meets(r.version, pin.specifier) for r in row.releases)]
+    """Return torch and the native extensions without an exact version, or with one that has no facts: not judged."""
+    rows = ((pin, extensions.find(pin.name)) for pin in file.pins if pin.name not in {*_FREE, *_LIBRARIES})
+    native = [
+        (pin, row.releases, re.fullmatch(r"==[^,*]+", pin.specifier)) for pin, row in rows if row
+    ]  # 2.7.4.post1 too
+    texts = [
+        f"{p.text} (not on record)" for p, of, one in native if one and not any(meets(r.version, one[0]) for r in of)
+    ]
+    texts += [f"{pin.text} (no exact version)" for pin, _, one in native if not one and not pin.local]
     known = sorted((row.torch for row in matrix.torch), key=key)
     torches = [pin for pin in file.pins if pin.name == "torch" and not any(meets(row, pin.specifier) for row in known)]
     outside = [pin.text for pin in torches if not (pin.exact and key(known[0]) < key(pin.exact) < key(known[-1]))]
-    return [f"{text} (on record: {known[0]} - {known[-1]})" for text in dict.fromkeys(outside)] + texts
+    return [*dict.fromkeys([f"{text} (on record: {known[0]} - {known[-1]})" for text in outside] + texts)]
 
 
 class _Judge:
@@ -173,8 +180,9 @@ class _Judge:
 
     def resolved(self, torch: str | None, **axes: str | None) -> Resolution:
         """Return the answer for a Python that the file allows and that has a wheel, else for the first it allows."""
-        given: list[str | None] = []
-        given += [name for name in _PYTHONS if self.file.python and meets(f"{name}.99", self.file.python)]
+        given: list[str | None] = [
+            name for name in _PYTHONS if self.file.python and meets(f"{name}.99", self.file.python)
+        ]
         if self.query.python and (not given or self.query.python in given):
             given = [self.query.python]
         queries = [self.query.replace(torch=torch, python=python, **axes) for python in given or [None]]
@@ -193,15 +201,13 @@ class _Judge:
             named = f"this is the one of {variants[0]}" if variants else "it is not named"
             what = f"only PyTorch's index of {pin.local} has +{pin.local} wheels, and {named}"
             level: Level = "unreal" if pin.sure or pin.indexes else "outdated"
-            # pip ignores an option behind a requirement.
-            where = "" if pin.sure else ", in requirements on a line of its own"
-            yield PinFinding(pin.line, "P102", level, what, f"write --index-url {_url(pin, pin.local)}{where}")
+            yield PinFinding(pin.line, "P102", level, what, f"write {pin.text}{_from(pin, pin.local)}")
         extra = variants and not pin.local and all(index.extra for index in pin.indexes)
         if release and extra and not any(map(release.variant, variants)):
             took = f"torch {release.torch}+{release.pypi.get(self.arch, 'cpu')} of the Python index"
             what = f"the index of {variants[0]} has no torch {release.torch}: pip takes {took}"
             with_it = next((row.torch for row in self.newest_first if row.variant(variants[0])), release.torch)
-            fix = f"write torch=={with_it} --index-url {_url(pin, variants[0])}, or leave the index out"
+            fix = f"write torch=={with_it}{_from(pin, variants[0])}, or leave the index out"
             yield PinFinding(pin.line, "P103", "outdated", what, fix)
 
     def _instead(self, pin: Pin, answer: Resolution) -> str:
@@ -215,12 +221,17 @@ class _Judge:
             cell = Cell.parse(name)
             release = self.matrix.release(cell.torch) if cell else None
             if cell and release:
-                own = pin.local or any(index.variant for index in pin.indexes)
-                plain = not own and release.pypi.get(self.arch) == cell.variant
-                local = "" if plain else f"+{cell.variant} --index-url {_url(pin, cell.variant)}"
-                offers.setdefault(f"torch=={cell.torch}{local}", change)
-        texts = [f"{text} ({change})" for text, change in offers.items()][:2]
-        return f"write {'; or '.join(texts)}" if texts else "no torch runs there: `envcheck resolve` says why"
+                named = [index.variant for index in pin.indexes if index.variant]
+                plain = not (pin.local or named) and release.pypi.get(self.arch) == cell.variant
+                right = pin.exact == cell.torch and (plain or ([cell.variant] == named and pin.local in {"", *named}))
+                text = f"write torch=={cell.torch}" + ("" if plain else f"+{cell.variant}{_from(pin, cell.variant)}")
+                driver = change.partition(": driver >= ")[2] if right else ""
+                keep = f"the file is right; install driver >= {driver}"
+                offers.setdefault(text, keep if driver else f"{text} ({change})")
+        node = {"gpu": self.query.gpus, "cc": self.query.cc, "driver": [self.query.driver or ""]}
+        words = (word for name, values in node.items() for one in values if one for word in (f"--{name}", one))
+        why = f"no torch runs there: `{shlex.join(['envcheck', 'resolve', *words])}` says what could"
+        return "; or ".join([*offers.values()][:2]) or why
 
     def beside(self, pin: Pin) -> Pin | None:
         """Return the torch that is installed with a pin: of its group, else the only one of the file."""
@@ -292,8 +303,8 @@ class _Judge:
         for refused in joint.refused:
             if refused.word in _REFUSED and not refused.not_known:
                 other = resolve_with(self.matrix, self.extensions, plain, [WantedExtension(extension)])
-                fits = [f"write {each.name}=={each.version}" for each in other.extensions]
-                fix = next(iter(fits), f"take a torch that {pin.text} is for, or leave it out")
+                fits = (f"write {each.name}=={each.version}" for each in other.extensions)
+                fix = next(fits, f"take a torch that {pin.text} is for, or leave it out")
                 yield PinFinding(pin.line, "P105", "unreal", refused.reason, fix)
 
     def _conda(self, pin: Pin) -> Iterator[PinFinding]:
@@ -323,12 +334,15 @@ class _Judge:
 
 def _is_outside(pin: Pin) -> bool:
     """Return whether the matrix has no facts about a wheel: for other devices, of another day, of somebody's own."""
-    local = not pin.local or re.fullmatch(r"cpu|cu[0-9]{2,3}", pin.local)
-    return not local or any(_OUTSIDE.search(text) for text in (pin.text, *(index.url for index in pin.indexes)))
+    return not re.fullmatch(r"(cpu|cu[0-9]{2,3})?", pin.local) or any(
+        _OUTSIDE.search(text) for text in (pin.text, *(index.url for index in pin.indexes))
+    )
 
 
-def _url(pin: Pin, variant: str) -> str:
-    """Return the pin's own PyTorch index, without its login, for another variant; or PyTorch's."""
+def _from(pin: Pin, variant: str) -> str:
+    """Return the option with the pin's own PyTorch index, without its login, for a variant; or with PyTorch's."""
     found = next((found for index in pin.indexes if (found := _OF_VARIANT.search(index.url))), None)
     above = re.sub(r"//.*@", "//", found.string[: found.start("variant")]) if found else f"{PYTORCH}/whl/"
-    return f"{above}{variant}"
+    extra = "" if any(index.variant and not index.extra for index in pin.indexes) else "extra-"
+    option = f", and above it the line --{extra}index-url" if pin.own_line else " --index-url"
+    return f"{option} {above}{variant}"

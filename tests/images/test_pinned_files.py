@@ -36,7 +36,11 @@ ANSWERS = [
     ("newest.Dockerfile", Query(gpus=["RX 7900 XTX"]), ["2 P101 +cpu"]),
     # The base has cuda-compat.
     ("newest.Dockerfile", Query(gpus=["H100"], driver="535.104.05"), []),
-    ("extra-requirements.txt", Query(), ["3 P103 torch==2.5.1 --index-url", "4 P104 torchvision==0.23.0"]),
+    (
+        "extra-requirements.txt",
+        Query(),
+        ["3 P103 torch==2.5.1, and above it the line --extra-index-url", "4 P104 torchvision==0.23.0"],
+    ),
     ("xformers-requirements.txt", Query(), ["3 P105 xformers==0.0.33.post2"]),
     ("xformers-requirements.txt", Query(gpus=["GH200"]), ["1 P108 /whl/cu130"]),
     ("pyproject.toml", Query(), ["5 P101 torch==2.5.0+cu124", "5 P101 Python 3.12"]),
@@ -346,19 +350,21 @@ def test_what_nobody_has_read_is_said_and_no_finding(tmp_path: Path) -> None:
         "torch==2.1.2\ntorchvision==0.16.2\nxformers==0.0.27\nvllm==0.5.0.post1\n"
     )
     code, out = run("resolve", "--from", str(tmp_path / "requirements.txt"))
-    says = "no findings; not on record, so not judged: xformers==0.0.27, vllm==0.5.0.post1\n"
+    says = "no findings; not judged: xformers==0.0.27 (not on record), vllm==0.5.0.post1 (not on record)\n"
     assert (code, out.endswith(says)) == (0, True), out
 
 
 @each(
     ("pin", "code", "says"),
     [
-        ("torch==2.99", 0, "no findings; not on record, so not judged: torch==2.99 (on record: 1.13.1 - "),
-        ("torch==99", 0, "no findings; not on record, so not judged: torch==99 (on record: 1.13.1 - "),
-        ("torch>=99", 0, "no findings; not on record, so not judged: torch>=99 (on record: 1.13.1 - "),
-        ("torch==1.12.1", 0, "no findings; not on record, so not judged: torch==1.12.1 (on record: 1.13.1 - "),
+        ("torch==2.99", 0, "no findings; not judged: torch==2.99 (on record: 1.13.1 - "),
+        ("torch==99", 0, "no findings; not judged: torch==99 (on record: 1.13.1 - "),
+        ("torch>=99", 0, "no findings; not judged: torch>=99 (on record: 1.13.1 - "),
+        ("torch==1.12.1", 0, "no findings; not judged: torch==1.12.1 (on record: 1.13.1 - "),
         ("torch==1.13.9", 1, "read: 1 unreal\n"),
         ("torch", 0, "read: no findings\n"),
+        ("torch==2.4.0\nvllm>=0.16", 0, "read: no findings; not judged: vllm>=0.16 (no exact version)\n"),
+        ("torch==2.4.0+cu181", 1, "and above it the line --extra-index-url\n"),  # and no advice of cu181's index
         ("", 0, "0 requirements and 0 images read: nothing to judge\n"),
     ],
 )
@@ -369,6 +375,19 @@ def test_a_torch_without_facts_is_never_passed_in_silence(tmp_path: Path, pin: s
     assert (found, says in out) == (code, True), out
     _, out = run("resolve", "--from", str(path), "--json")
     assert len(json.loads(out)["not_judged"]) == ("not judged" in says)
+
+
+@each(
+    ("pin", "fix"),
+    [
+        ("torch==2.9.1\nflash-attn==2.8.3", "the file is right; install driver >= 570.86.16"),
+        ("torch==2.4.0+cu118", "no torch runs there: `envcheck resolve --gpu 'RTX 5080' --driver 566.36` says"),
+    ],
+)
+def test_a_driver_that_is_too_old_for_the_gpu_is_what_to_change(pin: str, fix: str) -> None:
+    query = Query(gpus=["RTX 5080"], driver="566.36")
+    [finding] = findings(Document("requirements.txt", pin, "requirements"), query)
+    assert finding.fix.startswith(fix)
 
 
 def test_the_doctor_judges_pins_too() -> None:

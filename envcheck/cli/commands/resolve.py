@@ -153,7 +153,7 @@ def _judge_file(path: Path, matrix: Matrix, query: Query, *, as_json: bool, quie
     findings = mirror.pinned(documents, matrix, query)
     looked_at = f"{counted(len(file.pins), 'requirement')} and {counted(len(file.bases), 'image')} read"
     unknown = not_on_record(matrix, extensions.load(), file)
-    rest = f"; not on record, so not judged: {', '.join(unknown)}" if unknown else ""
+    rest = f"; not judged: {', '.join(unknown)}" if unknown else ""
     count = mirror.counted(findings) if file.pins or file.bases else "nothing to judge"
     lines = [*mirror.told(findings, quiet=quiet), f"{printable(str(path))}: {looked_at}: {count}{rest}"]
     answer = {"schema": "envcheck/pinned/1", "wanted": query, "findings": findings, "not_judged": unknown}
