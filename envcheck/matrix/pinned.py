@@ -122,13 +122,9 @@ def judge(matrix: Matrix, extensions: Extensions, file: PinnedFile, query: Query
 def not_on_record(matrix: Matrix, extensions: Extensions, file: PinnedFile) -> list[str]:
     """Return torch and the native extensions without an exact version, or with one that has no facts: not judged."""
     rows = ((pin, extensions.find(pin.name)) for pin in file.pins if pin.name not in {*_FREE, *_LIBRARIES})
-    native = [
-        (pin, row.releases, re.fullmatch(r"==[^,*]+", pin.specifier)) for pin, row in rows if row
-    ]  # 2.7.4.post1 too
-    texts = [
-        f"{p.text} (not on record)" for p, of, one in native if one and not any(meets(r.version, one[0]) for r in of)
-    ]
-    texts += [f"{pin.text} (no exact version)" for pin, _, one in native if not one and not pin.local]
+    native = [(pin, row.releases, re.fullmatch(r"==[^,*]+", pin.specifier)) for pin, row in rows if row]
+    texts = [f"{p.text} (not on record)" for p, of, v in native if v and not any(meets(r.version, v[0]) for r in of)]
+    texts += [f"{pin.text} (no exact version)" for pin, _, exact in native if not exact and not pin.local]
     known = sorted((row.torch for row in matrix.torch), key=key)
     torches = [pin for pin in file.pins if pin.name == "torch" and not any(meets(row, pin.specifier) for row in known)]
     outside = [pin.text for pin in torches if not (pin.exact and key(known[0]) < key(pin.exact) < key(known[-1]))]
@@ -213,9 +209,8 @@ class _Judge:
     def _instead(self, pin: Pin, answer: Resolution) -> str:
         """Return what runs there as it is, first with the torch that was asked for; then the nearest alternatives."""
         best = (self.resolved(torch, variant=None) for torch in (pin.specifier or None, None))
-        runs = (each.cell for each in best if each.verdict != _COMPAT)
-        described = self.query.driver or self.devices
-        cells = {next(filter(None, runs), ""): "runs as it is"} if described else {}
+        runs = next((each.cell for each in best if each.verdict != _COMPAT and each.cell), "")
+        cells = {runs: "runs as it is"} if self.query.driver or self.devices else {}
         offers: dict[str, str] = {}
         for name, change in (cells | {offer.cell: offer.change for offer in answer.alternatives}).items():
             cell = Cell.parse(name)
@@ -303,8 +298,8 @@ class _Judge:
         for refused in joint.refused:
             if refused.word in _REFUSED and not refused.not_known:
                 other = resolve_with(self.matrix, self.extensions, plain, [WantedExtension(extension)])
-                fits = (f"write {each.name}=={each.version}" for each in other.extensions)
-                fix = next(fits, f"take a torch that {pin.text} is for, or leave it out")
+                fits = next((f"write {each.name}=={each.version}" for each in other.extensions), "")
+                fix = fits or f"take a torch that {pin.text} is for, or leave it out"
                 yield PinFinding(pin.line, "P105", "unreal", refused.reason, fix)
 
     def _conda(self, pin: Pin) -> Iterator[PinFinding]:

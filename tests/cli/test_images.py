@@ -81,6 +81,9 @@ def test_the_list_is_of_what_runs_on_the_machine_that_is_described(run: Callable
     assert {cell.split("-", 1)[1] for cell in listed("--cuda", "cpu", "--python", "3.11")} == {"cpu-py311"}
     none = run("images", "--gpu", "V100", "--driver", "590.44.01")
     assert isinstance(none.exception, NothingLegalError)
+    assert "none of them has this Python" in str(run("images", "--gpu", "H100", "--python", "3.9").exception)
+    shown = run("images", "torch2.9*py312", "--gpu", "RTX 5080").output
+    assert [line.split()[-2] for line in shown.splitlines()[1:4]] == ["570.86.16", "570.86.16", "580.65.06"]
 
 
 @pytest.mark.parametrize("lacking", ["torch", "base"])

@@ -34,9 +34,9 @@ from envcheck.images.size import distribution, measure
 from envcheck.images.spec import ImageSpec, load_spec, load_specs, make_spec, no_lock, select, select_one
 from envcheck.images.tags import REPOSITORY, parse
 from envcheck.matrix.facts.lookup import Facts
-from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
+from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target, key
 from envcheck.matrix.file.load import load
-from envcheck.matrix.resolver.query import normalized, with_whole_driver
+from envcheck.matrix.resolver.query import normalized, requested_devices, with_whole_driver
 from envcheck.matrix.resolver.resolve import Query, resolve
 
 CellTargets = tuple[Cell, list[Target]]
@@ -75,7 +75,9 @@ def list_(options: ImagesListOptions, settings: Settings) -> int:
     if options.as_json:
         print_json({"schema": "envcheck/images/1", "cells": rows})
     else:
-        _show_list(rows, running_here(matrix))
+        devices = requested_devices(Facts(matrix), normalized(Query(gpus=[*options.gpus])))
+        firsts = (one.gpu.min_driver for one in devices if one.gpu)
+        _show_list(rows, running_here(matrix), max(filter(None, firsts), key=key, default="0"))
     errors = [row["error"] for row in rows if row["error"]]
     for error in errors:
         say(error)
@@ -91,7 +93,9 @@ def _selected(matrix: Matrix, options: ImagesListOptions) -> list[CellTargets]:
         running = _running(matrix, query)
         chosen = [(cell, targets) for cell, targets in chosen if str(cell) in running]
         if not chosen:
-            refuse("no selected cell runs there", "ask `envcheck resolve` with these options why", NothingLegalError)
+            known = normalized(query).python in {None, *(cell.python for cell in cells)}
+            fix = "ask `envcheck resolve` with these options why" if known else "none of them has this Python"
+            refuse("no selected cell runs there", fix, NothingLegalError)
     if not chosen:
         refuse(f"no selected cell is published as {options.target}", "choose one that `envcheck images` lists")
     return chosen
@@ -166,11 +170,12 @@ def _row(matrix: Matrix, cell: Cell, targets: list[Target], directory: Path) -> 
     }
 
 
-def _show_list(rows: list[dict[str, Any]], here: set[str]) -> None:
+def _show_list(rows: list[dict[str, Any]], here: set[str], first: str) -> None:
     states = ["yes" if row["locked"] else "BAD" if row["missing"] or row["error"] else "NO" for row in rows]
     cells = [(row["cell"], row["promises"]["driver-floor"], " ".join(row["targets"])) for row in rows]
     lines = [
-        (cell, state, "runs" if cell in here else "", *more) for (cell, *more), state in zip(cells, states, strict=True)
+        (cell, state, "runs" if cell in here else "", least if least == "none" else max(least, first, key=key), targets)
+        for (cell, least, targets), state in zip(cells, states, strict=True)
     ]
     print_table(("CELL", "LOCK", "HERE", "DRIVER FROM", "TARGETS"), lines)
     unusable = [row for row, state in zip(rows, states, strict=True) if state != "yes"]
