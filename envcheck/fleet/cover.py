@@ -15,7 +15,7 @@ from envcheck.fleet.hostlist import natural, unfold
 from envcheck.matrix.facts.lookup import Facts, find_gpu, hint_of
 from envcheck.matrix.facts.model import Cell, Matrix, key
 from envcheck.matrix.resolver.candidates import candidates
-from envcheck.matrix.resolver.query import DRIVER_VERSION, Query, host_arch, requested_devices, validate
+from envcheck.matrix.resolver.query import DRIVER_VERSION, Query, host_arch, requested_devices, validate, whole_driver
 from envcheck.matrix.resolver.resolve import resolve
 from envcheck.matrix.resolver.verdict import FORWARD, MINOR, OK
 from envcheck.runner.schema import Row
@@ -60,8 +60,8 @@ def of_places(places: Iterable[Path]) -> Inventory:
             lacking = "has no driver" if report and report.gpu else "has no GPU"
             notes.append(f"{file.path} {file.note or lacking}")
     if not kind_of:
-        why = f": {notes[0]}" if notes else ""
-        refuse(f"no node with a GPU and a driver in {', '.join(map(str, everything))}{why}", _FIX)
+        why = f": {notes[0].partition('; ')[0]}" if notes else ""
+        refuse(f"no node with a GPU and a driver in {', '.join(map(str, everything))}{why}", f"{_FIX} in a .csv")
     names = defaultdict[NodeKind, list[str]](list)
     for node in sorted(kind_of, key=natural):
         names[kind_of[node][0]].append(node)
@@ -94,7 +94,7 @@ def _csv_row(row: dict[str | None, str | None]) -> tuple[NodeKind, list[str]]:
     arch = _ARCHS.get(values["arch"].lower())
     if arch is None:
         refuse(f"{values['arch'][:20]!r} is not a host architecture", "write x86_64 or aarch64")
-    if not DRIVER_VERSION.fullmatch(values["driver"]):
+    if not DRIVER_VERSION.fullmatch(values["driver"] + ".0" * values["driver"].isdecimal()):  # a branch, 535, too
         refuse(f"{values['driver'][:20]!r} is not a driver version", "write it as nvidia-smi prints it, 570.124.06")
     gpus = tuple(gpu.strip() for gpu in values["gpu"].split("+"))
     return NodeKind(gpus, values["driver"], arch), unfold(values["node"])
@@ -154,7 +154,8 @@ _Verdicts = dict[Cell, dict[int, str]]
 def plan(matrix: Matrix, inventory: Inventory, wish: Query) -> FleetPlan:
     """Return the plan for a wish (torch, variant, cuda, python). Raise ConfigError for too many kinds of nodes."""
     kinds = sorted(inventory.names, key=lambda kind: (-len(inventory.names[kind]), kind))
-    queries = [wish.replace(driver=kind.driver, gpus=[*kind.gpus], arch=kind.arch) for kind in kinds]
+    asked = (wish.replace(driver=kind.driver, gpus=[*kind.gpus], arch=kind.arch) for kind in kinds)
+    queries, taken = zip(*(whole_driver(Facts(matrix), query) for query in asked), strict=True)
     unknown = {place: why for place, kind in enumerate(kinds) if (why := _unknown(matrix, kind))}
     verdicts = _verdicts(matrix, {place: query for place, query in enumerate(queries) if place not in unknown})
     cells = _chosen(verdicts)
@@ -171,7 +172,7 @@ def plan(matrix: Matrix, inventory: Inventory, wish: Query) -> FleetPlan:
             for place, query in enumerate(queries)
             if place not in covered
         ],
-        notes=inventory.notes,
+        notes=[*inventory.notes, *dict.fromkeys(itertools.chain(*taken))],
     )
 
 

@@ -13,6 +13,7 @@ from envcheck.fleet.cover import FleetPlan, KindOfNodes
 from envcheck.fleet.groups import ConfigurationDrift, FleetGroup, Outlier
 from envcheck.fleet.hostlist import fold, is_name
 from envcheck.fleet.summary import BAD, BadState, FleetAnswer, FleetReport
+from envcheck.matrix.resolver.verdict import FORWARD
 from envcheck.reports import phrases
 from envcheck.reports.formats.html import document, prose, text
 from envcheck.reports.formats.prometheus import Sample
@@ -112,6 +113,10 @@ def plan_lines(plan: FleetPlan) -> Iterator[str]:
         yield from wrapped(f"{cell.cell}: {where}", "  ")
         nodes = [name for place in cell.verdicts for name in plan.kinds[int(place)].names]
         yield from wrapped(f"on {names(nodes)}: envcheck pull {cell.cell} --from REPOSITORY", "    ")
+        if lack := [n for place, how in cell.verdicts.items() if how == FORWARD for n in plan.kinds[int(place)].names]:
+            cuda = cell.cell.split("-")[1].removeprefix("cu")
+            install = f"install cuda-compat-{cuda[:-1]}-{cuda[-1]} on {names(lack)}"
+            yield from wrapped(f"{install} and put it first on the loader path", "    ")
     without = [
         f"{_kind(plan.kinds[row.kind])}: {row.verdict}: {row.reason}"
         + (f"; `envcheck build {row.buildable}` makes it" if row.buildable else "")

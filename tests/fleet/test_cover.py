@@ -76,6 +76,16 @@ def test_the_nodes_share_a_cell_and_those_without_one_have_the_reason(tmp_path: 
     assert pull in " ".join(text.split()), "what each kind of nodes pulls"
 
 
+def test_a_branch_is_a_driver_and_the_plan_says_where_cuda_compat_goes(tmp_path: Path) -> None:
+    table = "node,gpu,driver\nn[1-2],H100,535\nn3,A100,535.104.05\n"
+    plan, code, text = planned(tmp_path, table, "--torch", "2.10.0", "--cuda", "13.0")
+    assert (code, plan["notes"][0].partition(":")[0]) == (0, "--driver 535 is a branch")
+    assert "install cuda-compat-13-0 on n[1-3] and put it first on the loader path" in " ".join(text.split())
+    (tmp_path / "empty.txt").touch()
+    told = str(CliRunner().invoke(cli, ["fleet", "plan", str(tmp_path / "empty.txt")]).exception)
+    assert ("is empty; write a header" in told, "on this node" in told) == (True, False)
+
+
 def test_sixty_kinds_take_no_two_seconds_of_cpu(tmp_path: Path) -> None:
     gpus = ("H100", "A100", "L40S", "T4", "V100", "RTX 4090", "H200", "B200", "A10", "L4")
     drivers = ("525.60.13", "535.183.01", "550.54.14", "560.28.03", "570.124.06", "580.65.06")

@@ -36,7 +36,7 @@ from envcheck.images.tags import REPOSITORY, parse
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target, key
 from envcheck.matrix.file.load import load
-from envcheck.matrix.resolver.query import normalized, requested_devices, with_whole_driver
+from envcheck.matrix.resolver.query import normalized, requested_devices, whole_driver
 from envcheck.matrix.resolver.resolve import Query, resolve
 
 CellTargets = tuple[Cell, list[Target]]
@@ -102,7 +102,7 @@ def _selected(matrix: Matrix, options: ImagesListOptions) -> list[CellTargets]:
 
 
 def _running(matrix: Matrix, query: Query) -> set[str]:
-    query, _ = with_whole_driver(Facts(matrix), normalized(query))
+    query, _ = whole_driver(Facts(matrix), normalized(query))
     # Without the package cuda-compat, which no image of ours has.
     return {row.cell for row in resolve(matrix, query).ranked if row.verdict != "forward-compat-required"}
 

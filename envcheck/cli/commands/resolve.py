@@ -20,7 +20,7 @@ from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.matrix.facts.lookup import Facts, find_gpu, listed_names, other_accelerator
 from envcheck.matrix.facts.model import PYTORCH, HostArch, Matrix
 from envcheck.matrix.file.load import load
-from envcheck.matrix.resolver.query import matching, normalized, with_whole_driver
+from envcheck.matrix.resolver.query import matching, normalized, whole_driver
 from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile
@@ -108,7 +108,7 @@ def command(options: ResolveOptions, settings: Settings) -> int:
         from envcheck.node import collect  # a question about another machine reads no node
 
         query, read, notes = fill(matrix, query, collect.identify(), active_python())
-    query, taken = with_whole_driver(Facts(matrix), query)
+    query, taken = whole_driver(Facts(matrix), query)
     notes += taken
     if options.from_file is not None:
         return _judge_file(options.from_file, matrix, query, as_json=options.as_json, quiet=settings.quiet)

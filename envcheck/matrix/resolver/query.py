@@ -94,7 +94,7 @@ def _without_blanks(query: Query) -> Query:
     return query.replace(**stripped, gpus=gpus, cc=[_CC_WORDS.sub(r"\1.\2", value.strip()) for value in query.cc])
 
 
-def with_whole_driver(facts: Facts, query: Query) -> tuple[Query, list[str]]:
+def whole_driver(facts: Facts, query: Query) -> tuple[Query, list[str]]:
     """Return the query with a driver instead of a branch ("550"), and a note that says which one it was taken for.
 
     That is the first driver of the branch that came with a CUDA toolkit, and drives the query's GPUs: what fits it

@@ -16,7 +16,7 @@ from envcheck.matrix.resolver.query import (
     requested_devices,
     several_gpus,
     validate,
-    with_whole_driver,
+    whole_driver,
 )
 from envcheck.matrix.resolver.verdict import LEGAL, MINOR, NO_WHEEL, OK, Verdict
 
@@ -95,7 +95,7 @@ def resolve(
     Raises ConfigError for an invalid query (an unknown GPU, a malformed version).
     """
     facts = Facts(matrix)
-    query, taken = with_whole_driver(facts, query)
+    query, taken = whole_driver(facts, query)
     notes = [*(notes or []), *taken]
     nightly = _NIGHTLY.fullmatch(query.torch or "")
     query = query.replace(torch=None) if nightly else query
