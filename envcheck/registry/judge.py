@@ -33,7 +33,6 @@ _ARCHS: Final[dict[str, HostArch]] = {"x86_64": "x86_64", "aarch64": "aarch64"}
 _SHOWN: Final = 5
 _MOST: Final = 1 << 20  # bytes of a file
 _FIX: Final = "docs/publish.md lists the settings of [proof] and [promote], with what to write"
-# What msgspec says of these in the words of its patterns and types.
 _WRITE: Final = {
     "proof.max_age": "30d, 12h or 90m",
     "proof.level": ", ".join(LEVELS),
@@ -100,7 +99,7 @@ def read_policy(path: Path) -> Policy:
         refuse(f"cannot read {path}: {error.strerror}", "give a TOML file that you may read")
     except (ValueError, RecursionError) as error:  # of msgspec, which names the place; not UTF-8
         why = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:200]
-        why = why if isinstance(error, (msgspec.ValidationError, RecursionError)) else f"not TOML: {why}"
+        why = f"not TOML: {why}" if not isinstance(error, msgspec.ValidationError) else why
         why = next((f"{place}: write {value}" for place, value in _WRITE.items() if f"`$.{place}" in why), why)
         refuse(f"{path}: {why}", _FIX)
     proof, promote = tables.proof, tables.promote

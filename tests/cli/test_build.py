@@ -93,10 +93,11 @@ def test_a_directory_of_someone_else_is_not_taken(nowhere: dict[str, str], tmp_p
 
 def test_the_plan_of_an_environment_is_printed_and_nothing_made(nowhere: dict[str, str], tmp_path: Path) -> None:
     dest = tmp_path / "env"
-    done = build(nowhere, "torch2.13.0-cpu-py311", "--engine", "venv", "--output", str(dest), "--dry-run")
+    done = build(nowhere, "torch2.13.0-cpu-py311", "--output", str(dest), "--dry-run")
     if "no Python 3.11" in done.stderr:
         pytest.skip("Python 3.11 is not on this machine")
     assert done.returncode == 0
+    assert done.stdout.startswith("engine  venv (no docker or podman answers)\n")
     assert f"path    {dest}" in done.stdout
     assert "install 1 package of torch.lock" in done.stdout
     assert "skip" not in done.stdout

@@ -125,6 +125,7 @@ def test_a_plan_asks_no_index_and_writes_nothing(
     plan = build(CELL, "--dry-run")
     assert (plan.exception, requested_names, [*home.iterdir()]) == (None, [], [])
     assert plan.stdout.splitlines() == [
+        "engine  venv",
         f"cell    {CELL}",
         f"lock    made first, through mirror profile none; kept in {home / 'images' / CELL}",
         "key     known once the lock is made",

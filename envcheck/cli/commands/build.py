@@ -276,7 +276,7 @@ def _print(template: str, values: Sequence[object], request: BuildRequest, **mor
     if request.options.as_json:
         print_json(values[0] if len(values) == 1 else values)
         return
-    context = {"quiet": request.settings.quiet, "counted": counted, "join": shlex.join, **more}
+    context = {"quiet": request.settings.quiet, "asked": request.options.engine, "counted": counted, "join": shlex.join}
     for value in values:
         name = "built" if template == "built" else "plan"
-        click.echo(rendered(f"printed/{template}.txt.j2", {name: value, **context}), nl=False)
+        click.echo(rendered(f"printed/{template}.txt.j2", {name: value, **context, **more}), nl=False)

@@ -193,7 +193,7 @@ def _render(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptio
     changed = write_files(images_dir, files)
     removed = remove_orphans(images_dir, files) if not options.selectors else []
     lines = [*(f"wrote {shown}/{path}" for path in changed), *(f"removed {shown}/{path}" for path in removed)]
-    total = f"{len(changed)} of {counted(len(files), 'file')} written, {len(removed)} removed"
+    total = f"{len(changed)} of {counted(len(files), 'file')} written, {len(removed)} removed in {images_dir}"
     click.echo("\n".join([total] if settings.quiet else [*lines, total]))
     return 0
 

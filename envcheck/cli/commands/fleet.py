@@ -278,13 +278,12 @@ def render(options: FleetRenderOptions, settings: Settings) -> None:
         "kubernetes": (*of_slurm, "reports", "hosts"),
         "prometheus": (*of_pods, *of_slurm, "reports", "image", "python"),
     }
-    for name in elsewhere[options.system]:
-        if getattr(options, name) != getattr(FleetRenderOptions, name):
-            refuse(
-                f"--{name.replace('variables', 'env').replace('_', '-')} has no place in the files for"
-                f" {options.system.title()}",
-                "leave it out" + "; set the variable where sbatch runs, which passes it on" * (name == "variables"),
-            )
+    for name in [n for n in elsewhere[options.system] if getattr(options, n) != getattr(FleetRenderOptions, n)]:
+        refuse(
+            f"--{'env' if name == 'variables' else name.replace('_', '-')} has no place in the files for"
+            f" {options.system.title()}",
+            "leave it out" + "; set the variable where sbatch runs, which passes it on" * (name == "variables"),
+        )
     given: dict[str, Any] = {name: value for name, value in asdict(options).items() if name in LaunchValues._fields}
     given["program"] = options.program or _this_program()
     given["reports"] = options.reports or str(Path.cwd() / "envcheck-reports")
