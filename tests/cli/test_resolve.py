@@ -109,6 +109,13 @@ def test_nothing_legal_is_exit_1_with_what_could_be_done(run: Run) -> None:
     assert (code, out[:10], "on record are vllm 0.16.0 - " in out) == (1, "not known:", True)
 
 
+def test_an_offer_of_torch_alone_says_so(run: Run) -> None:
+    code, out, _ = run("resolve", "--no-here", "--with", "flash-attn", "--gpu", "RTX 5080", "--driver", "566.36")
+    offers = [line for line in out.partition("Or\n")[2].partition("Note")[0].splitlines() if line.startswith("  - ")]
+    assert (code, len(offers)) == (1, 4)
+    assert all(line.endswith(" (without flash-attn)") for line in offers)
+
+
 def test_a_verdict_is_told_in_plain_words_where_it_is_new(run: Run) -> None:
     _, out, _ = run("resolve", "--torch", "2.8.0", "--gpu", "H100", "--driver", "470.57.02", "--no-here", "--all")
     plain = "driver-ok-via-minor-compat: an older driver of the same CUDA major runs it"

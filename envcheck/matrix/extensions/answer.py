@@ -138,7 +138,9 @@ def resolve_with(
     rules = Rules(Facts(matrix), extensions, third_party=third_party)
     best = search(rules, plain, requested) if plain.legal else None
     if best is None:
-        return _extended(plain)
+        of_torch = f" (without {', '.join(want.extension.name for want in requested)})"
+        offers = (msgspec.structs.replace(one, change=one.change + of_torch) for one in plain.alternatives)
+        return _extended(plain, alternatives=[*offers])
     more: dict[str, object] = {
         "alternatives": alternatives_with(rules, plain, requested, best),
         "refused_cells": [*_refused_cells(rules, plain, requested, best)] if every_cell else [],
