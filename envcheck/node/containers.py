@@ -77,7 +77,7 @@ def sources(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
 def _runtime(root: Path, environ: Mapping[str, str]) -> str:
     docker, podman = (root / ".dockerenv").exists(), (root / "run/.containerenv").exists()
     init = word(root / "proc/1/cgroup") or ""
-    # systemd keeps there what started it (lxc, systemd-nspawn; WSL2 is none): only its own processes have the variable.
+    # systemd writes there which container it runs in (lxc, systemd-nspawn). WSL2 writes wsl, and is no container.
     told = word(root / "run/systemd/container")
     environ = {"container": told, **environ} if told and told != "wsl" else environ
     return runtime(dockerenv=docker, containerenv=podman, environ=environ, init_cgroup=init)

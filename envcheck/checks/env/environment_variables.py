@@ -218,7 +218,7 @@ def _interfaces(variables: dict[str, Any], interfaces: list[str], cards: list[st
     cards = [card for card in cards if verbs and not card.startswith(("rdmap", "efa"))]
     for name in INTERFACES:
         value, there = str(variables.get(name, "")), cards if name == "NCCL_IB_HCA" else interfaces
-        # ^ and = are NCCL's: gloo takes each word for a name, and fails at the first that is none (aws-do-eks#51).
+        # Only NCCL knows ^ and =: gloo takes each word as a name, and fails if no interface has it (aws-do-eks#51).
         nccl = name.startswith("NCCL")
         listed = value.removeprefix("=") if nccl else value
         wanted = [part.partition(":")[0].strip() for part in listed.split(",") if there and part.strip()]

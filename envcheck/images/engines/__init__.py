@@ -213,14 +213,8 @@ class Engine:
             # The docker format keeps what the OCI format has no place for. Buildah knows a RUN by its text and not by
             # what is mounted: its cache would give one lock's layer for another's. With SELinux's separation a step may
             # read nothing of the context that is mounted (podman-container-tools/podman#26020).
-            return [
-                "podman",
-                "build",
-                "--format=docker",
-                "--pull=missing",
-                "--no-cache",
-                "--security-opt=label=disable",
-            ]
+            words = "podman build --format=docker --pull=missing --no-cache --security-opt=label=disable"
+            return words.split()
         if not self._has_buildx():
             return ["docker", "build", "--progress=plain"]
         # The engine's own builder, named like its context: only that one sees a base that is in no registry.
