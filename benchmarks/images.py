@@ -196,10 +196,9 @@ def targets(bench: Bench) -> dict[str, Any]:
     """Return the seconds of all targets by one build, and of a plain build of each; half of these before it."""
     base = bench.base()
     names = [name for name in RECIPES if name == "runtime" or bench.pins(name)]
-    wheels, context = bench.scratch / "wheels", bench.scratch / "context"
+    wheels, context = bench.scratch / "wheels", _context(bench)
     for group in (*SHARED_GROUPS, *names):
         _download(bench.images / f"{group}.lock", wheels)
-    _render(bench, context)
     load = [os.getloadavg()[0]]
     peer = {name: _plain(bench, name, base, wheels, context) for name in names[::2]}
     for image in bench.docker("image", "ls", "--quiet", "--filter=label=envcheck.cell").split():
@@ -245,8 +244,7 @@ def size(bench: Bench) -> dict[str, Any]:
     wheels = bench.scratch / "wheels"
     for name in ("nvidia", "torch", "base", *(["devel"] if bench.pins("nvidia") else [])):
         _download(bench.images / f"{name}.lock", wheels)
-    context = bench.scratch / "context"
-    _render(bench, context)
+    context = _context(bench)
     pins = " ".join([*bench.pins("torch"), "numpy"])
     peers = {"pip": PIP.format(base=built["base"], wanted=pins)}
     if bench.pins("nvidia"):
@@ -287,9 +285,13 @@ def _fabric(bench: Bench, image: str) -> int:
     return sum(map(int, kib.split())) * 1024
 
 
-def _render(bench: Bench, context: Path) -> None:
-    command = [sys.executable, "-m", "envcheck", "render", bench.cell, "--mirror", bench.mirror, "-o", str(context)]
-    bench.seconds(command)
+def _context(bench: Bench) -> Path:
+    """Return the cell's build context, which is rendered once: `render` writes into an empty directory only."""
+    context = bench.scratch / "context"
+    if not context.exists():
+        arguments = ["render", bench.cell, "--mirror", bench.mirror, "-o", str(context)]
+        bench.seconds([sys.executable, "-m", "envcheck", *arguments])
+    return context
 
 
 def _download(lock_file: Path, into: Path) -> None:
