@@ -44,6 +44,7 @@ _OF_HARDWARE: Final = frozenset(
     | {"peer-bandwidth", "peer-to-peer", "sustained-gemm"}
 )
 _OF_SYSTEM: Final = frozenset({"memlock", "name-resolution", "shm"})
+_UNPARTITIONED: Final = ("fabric.shared", "fabric.unsure")
 # What a run adds where no GPU, or no torch, is there to be seen; no check of these names ever passes.
 _BY_GPU: Final = ("require-gpu", LOST_GPUS)
 
@@ -166,8 +167,10 @@ def of_report(report: RunReport, subject: GatedEnvironment, at: Boot) -> NodeVer
 def of_node(row: OutcomeRow, report: RunReport) -> bool:
     """Tell whether an outcome is about hardware, driver or operating system of the node, not the environment on it."""
     if row.id == "gpu-visible" or row.code == _GPU_REQUIRED:
-        # A torch without CUDA sees no GPU on a sound node; what NVML does not show, no torch can see.
-        return bool(report.environment.get("cuda")) or (row.kind == "node" and row.code == _GPU_REQUIRED)
+        # A torch without CUDA sees no GPU on a sound node, nor does one before a partition of shared switches is made;
+        # what NVML does not show, no torch can see.
+        unable = not report.environment.get("cuda") or any(other.code in _UNPARTITIONED for other in report.outcomes)
+        return not unable or (row.kind == "node" and row.code == _GPU_REQUIRED)
     system = _OF_SYSTEM if report.target.kind == "python" else frozenset()
     return row.id not in _OF_ENVIRONMENT if row.kind == "node" else row.id in _OF_HARDWARE | system
 

@@ -122,6 +122,9 @@ def sources(root: Path, environ: Mapping[str, str]) -> Sources:
     system, nodes, cpus = platform.uname(), root / "sys/devices/system/node", root / "proc/cpuinfo"
     huge, pages = root / "sys/kernel/mm/transparent_hugepage/enabled", root / "sys/kernel/mm/hugepages"
     limits, processes, shared = root / "proc/self/limits", root / "proc", root / "dev/shm"
+    # Of a driver in a container of its own first (GPU operator).
+    managers = [root / at / "usr/share/nvidia/nvswitch/fabricmanager.cfg" for at in ("run/nvidia/driver", ".")]
+    manager = next(filter(Path.is_file, managers), managers[-1])
     return {
         "host.name": Source(text, lambda: system.node or None, "uname"),
         "host.arch": Source(text, lambda: system.machine, "uname"),
@@ -131,6 +134,7 @@ def sources(root: Path, environ: Mapping[str, str]) -> Sources:
         "host.cpu": of_file(text, cpus, lambda said: after(said, "model name", ":")),  # Arm's kernels give none
         "host.hypervisor": of_file(flag, cpus, hypervisor),
         "host.memory_total": of_file(number, root / "proc/meminfo", lambda said: meminfo(said).get("MemTotal"), "B"),
+        "host.fabric_mode": of_file(text, manager, lambda said: after(said, "FABRIC_MODE", "=")),
         "host.gpu_modules": of_file(listed(text), root / "proc/modules", gpu_modules),
         "host.hugepages": of_file(text, huge, lambda said: _CHOSEN.findall(said)[0]),
         "host.hugepages_free": Source(number, lambda: _huge_free(pages), pages, "B"),

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -343,16 +344,22 @@ def test_only_with_drain_may_the_daemonset_change_nodes() -> None:
     assert " --drain " in pod["containers"][0]["command"][2]
 
 
-def test_the_watch_begins_anew_before_it_judges_a_driver_that_its_container_was_not_made_for(tmp_path: Path) -> None:
+def test_the_watch_begins_anew_before_it_judges_by_a_driver_or_devices_that_are_not_its_own(tmp_path: Path) -> None:
     pod = yaml.safe_load(texts("kubernetes")["watch-daemonset.yaml"])["spec"]["template"]["spec"]
-    program = pod["containers"][0]["command"][2].replace("/sys/module/nvidia/version", "version")
-    for name, does in (("sleep", "[ -e judged ] && echo 580 > version; true"), ("envcheck", "cat version >> judged")):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "version").write_text("570\n")
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    ended = subprocess.run(["sh", "-c", program], cwd=tmp_path, env=environment, timeout=20, check=False)
-    assert (ended.returncode, (tmp_path / "judged").read_text()) == (0, "570\n")
+    program = pod["containers"][0]["command"][2].replace("/sys/module/nvidia/", "").replace("/dev/nvidiactl", "ctl")
+    for happens in ("echo 580 > version", "mv taken ctl"):  # nobody can open a socket, nor what systemd took away
+        folder = tmp_path / happens.split()[0]
+        folder.mkdir()
+        for name, does in (("sleep", f"[ -e judged ] && {happens}; true"), ("envcheck", "cat version >> judged")):
+            (folder / name).write_text(f"#!/bin/sh\n{does}\n")
+            (folder / name).chmod(0o755)
+        (folder / "version").write_text("570\n")
+        (folder / "ctl").touch()
+        with socket.socket(socket.AF_UNIX) as nobody:
+            nobody.bind(str(folder / "taken"))
+        environment = {"PATH": f"{folder}:{os.environ['PATH']}"}
+        ended = subprocess.run(["sh", "-c", program], cwd=folder, env=environment, timeout=20, check=False)
+        assert (ended.returncode, (folder / "judged").read_text()) == (0, "570\n"), happens
 
 
 def test_the_health_program_ends_before_slurm_ends_it_and_renews_before_the_prolog_asks() -> None:

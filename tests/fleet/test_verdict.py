@@ -122,6 +122,10 @@ def test_a_fault_is_the_nodes_or_that_of_the_environment_on_it(failed: Any, of_n
     made = gate.of_report(cpu_wheel, PYTHON, NOW)
     assert made is not None
     assert made.of_node == (of_node and failed.id not in ("gpu-visible", "kernels"))
+    waiting = structs.replace(run, outcomes=[*run.outcomes, row("fabric", "skip", kind="node", code="fabric.shared")])
+    made = gate.of_report(waiting, PYTHON, NOW)
+    assert made is not None
+    assert made.of_node == (of_node and failed.id not in ("gpu-visible", "kernels")), "no partition of them is active"
     shm = structs.replace(run, target=TargetFacts(kind="python", name="/opt/venv", chosen="--python"))
     made = gate.of_report(shm, PYTHON, NOW)
     assert made is not None

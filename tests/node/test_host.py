@@ -122,6 +122,11 @@ def test_huge_pages_set_aside_and_uptime(tmp_path: Path) -> None:
         (tmp_path / "sys/kernel/mm/hugepages" / size / "free_hugepages").write_text(free)
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/uptime").write_text("12487.39 24000.00\n")
+    for at, mode in (("", 0), ("run/nvidia/driver", 1)):
+        config = tmp_path / at / "usr/share/nvidia/nvswitch/fabricmanager.cfg"
+        config.parent.mkdir(parents=True)
+        config.write_text(f"#FABRIC_MODE=2\nFABRIC_MODE={mode}\n")
+        assert read(host.sources(tmp_path, {}))["host.fabric_mode"].value == str(mode)
     signals = read(host.sources(tmp_path, {}))
     assert signals["host.hugepages_free"].value == 3 * (2 << 20) + (1 << 30)
     assert signals["host.uptime"].value == 12487.39

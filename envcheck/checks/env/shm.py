@@ -5,6 +5,7 @@ NCCL says "unable to mmap" (NVIDIA/nccl#290, #342). It is asked inside the envir
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import tempfile
@@ -28,7 +29,23 @@ def measure(rank: Rank) -> Measured:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             return {"rank": rank.rank, "error": error.strerror or str(error)}
-    return {"rank": rank.rank, "total": state.f_blocks * state.f_frsize, "free": state.f_bavail * state.f_frsize}
+    total, free = state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
+    return {"rank": rank.rank, "total": total, "free": free, "held": _held()}
+
+
+def _held() -> int:
+    """Return the bytes there of other users who run something now: their jobs share the machine."""
+    running: set[int] = set()
+    for folder in os.scandir("/proc"):
+        with contextlib.suppress(OSError):  # it ended
+            running.add(folder.stat().st_uid)
+    others, held = running - {0, os.getuid()}, 0
+    for directory, _, names in os.walk(PATH):
+        for name in names:
+            with contextlib.suppress(OSError):
+                state = os.lstat(f"{directory}/{name}")
+                held += state.st_blocks * 512 if state.st_uid in others else 0
+    return held
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
@@ -52,7 +69,12 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if free < min(room.value, total):
         summary = f"too little of the {total / 2**20:,.0f} MiB of {PATH} is free"
         common: dict[str, Any] = {"value": free, "limit": room, "culprit": PATH, "total": total}
-        findings.append(failed(summary, fix="remove what earlier jobs left in /dev/shm", code="shm.full", **common))
+        held = ranks[0].get("held")
+        if process_group.finite(held) and free + held >= min(room.value, total):
+            text = f"{summary}: running jobs of other users hold {held / 2**20:,.0f} MiB"
+            findings.append(warned(text, fix="wait for their end, or let jobs use less", code="shm.held", **common))
+        else:
+            findings.append(failed(summary, fix="remove what earlier jobs left in /dev/shm", code="shm.full", **common))
     return worst(findings, otherwise=passed(f"{PATH} has room", value=total, limit=floor, free=free))
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, matrix_facts, passed, skipped, warned, worst
+from envcheck.checks import Check, Limit, Outcome, View, failed, matrix_facts, passed, skipped, undecided, warned, worst
 from envcheck.checks.gpu_readings import Reading, Rule, read
 from envcheck.counting import counted
 from envcheck.matrix.facts.model import key
@@ -11,29 +11,44 @@ CHECK = Check("the NVSwitch fabric has registered every GPU and is healthy", "qu
 
 _LIMIT = Limit("completed", "", "NVML: NVML_GPU_FABRIC_STATE_COMPLETED, status success, not unhealthy", "equal")
 _FIX = "start nvidia-fabricmanager of the driver's very version (Blackwell: and nvlsm); read its log"
+# The switches of a guest may be the host's (NVIDIA/gpu-operator#2923).
+_GUEST_FIX = f"{_FIX}; where the host keeps the switches, have it activate the partition of this virtual machine"
+# Where the fabric manager shares the switches (FABRIC_MODE), GPUs wait for it to activate a partition of them, and CUDA
+# with them (NVIDIA/gpu-driver-container#909, kubernetes-sigs/dra-driver-nvidia-gpu#1289).
+_SHARED, _WAITING = ("1", "2"), ("not started", "in progress")
+_WAIT = "the fabric manager shares the switches (FABRIC_MODE={}), and {} for a partition"
+_UNSURE = "fabric: {} not registered, or waiting for a partition of shared switches: this container cannot tell"
+_LOOK = f"if fabricmanager.cfg on the host has FABRIC_MODE=1 or 2, activate a partition of these GPUs; else {_FIX}"
 _SCARCE = "the fabric has limited capacity for {gpu}"
 _SINCE = key("9.0")  # older GPUs do not tell of their fabric
 
 
 def judge(view: View) -> Outcome:
     """Fail on each GPU that is not registered; with one GPU that torch sees all the same, warn; none in a guest."""
-    fabric = read(view, "fabric")
+    fabric, guest = read(view, "fabric"), matrix_facts.guest(view)
     attached = fabric.where(lambda info: info["state"] != "not supported")
     one, seen = len(view.snapshot.gpus) == 1, view.environment.get("device_count")
-    if one and seen != 0 and matrix_facts.guest(view) and fabric.where(lambda info: info["state"] == "not started"):
+    if one and seen != 0 and guest and fabric.where(lambda info: info["state"] == "not started"):
         return skipped("a virtual machine with one GPU needs no fabric (not started)", code="fabric.one-gpu-guest")
-    bad = {gpu: word for gpu, info in attached.items() if (word := _wrong(info))}
+    waiting, mode = fabric.where(lambda info: info["state"] in _WAITING), view.snapshot.signal("host.fabric_mode").value
+    if waiting and not seen and mode is None and view.snapshot.signal("container.runtime").value not in (None, "none"):
+        return undecided(_UNSURE.format(counted(len(waiting), "GPU")), fix=_LOOK, code="fabric.unsure")
+    shared = waiting if mode in _SHARED else {}
+    bad = {gpu: word for gpu, info in attached.items() if gpu not in shared and (word := _wrong(info))}
     scarce = {gpu: info["health"] for gpu, info in attached.items() if info["health"] == "limited capacity"}
-    verdict = warned if one and seen else failed
+    verdict, fix = warned if one and seen else failed, _GUEST_FIX if guest else _FIX
     findings = [
         *fabric.lacking(),
         *_unsupported(view, fabric, attached),
-        *fabric.blame(bad, Rule(verdict, "fabric.unregistered", "fabric: {gpu} {value}", _FIX, _LIMIT)),
+        *fabric.blame(bad, Rule(verdict, "fabric.unregistered", "fabric: {gpu} {value}", fix, _LIMIT)),
         *fabric.blame(scarce, Rule(warned, "fabric.limited", _SCARCE, _FIX, _LIMIT)),
     ]
     if not attached:
         none = skipped("no GPU here has a fabric (not supported)", code="fabric.none")
         return worst(findings, fabric.absent() or none)
+    if shared:
+        wait = f"{len(shared)} of {counted(len(attached), 'GPU')} wait{'s' * (len(shared) == 1)}"
+        return worst(findings, skipped(_WAIT.format(mode, wait), code="fabric.shared"))
     return worst(findings, passed(f"{counted(len(attached), 'GPU')} registered", value="completed", limit=_LIMIT))
 
 

@@ -1,6 +1,6 @@
 """The driver knows when a GPU needs a reset before it can be trusted, and says so to whoever asks."""
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, worst
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
 from envcheck.checks.gpu_readings import Rule, read
 from envcheck.counting import counted
 
@@ -10,6 +10,7 @@ _SOURCE = (
     "NVML: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION (R570 and later); before, NVML_FI_DEV_RESET_STATUS and "
     "NVML_FI_DEV_DRAIN_AND_RESET_STATUS"
 )
+_IMEX = "restart nvidia-imex on all nodes of the domain, once its jobs have ended"
 _LIMIT = Limit("none", "", _SOURCE, "equal")
 
 
@@ -22,7 +23,9 @@ def judge(view: View) -> Outcome:
     findings = [*recovery.lacking(), *(older.lacking() if recovery.silent else [])]
     for gpu, action in actions.items():
         if action != "none":
-            rule = Rule(failed, "recovery.asked", "{gpu} {value}", f"drain the node, then: {action}", _LIMIT)
+            # That of an IMEX domain is for its daemons on all its nodes, and no GPU's (dra-driver-nvidia-gpu#1441).
+            verdict, fix = (warned, _IMEX) if "IMEX" in action else (failed, f"drain the node, then: {action}")
+            rule = Rule(verdict, "recovery.asked", "{gpu} {value}", fix, _LIMIT)
             findings += recovery.blame({gpu: action}, rule)
     sound = passed(f"none on {counted(len(actions), 'GPU')}", value="none", limit=_LIMIT)
     return worst(findings, sound if actions else recovery.absent() or sound)

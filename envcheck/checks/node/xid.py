@@ -117,7 +117,8 @@ def _recovery(text: str) -> tuple[str, str, str]:
     if match is None:
         return WARN, text or "recovery action changed", "see `nvidia-smi -q` for the GPU recovery action"
     action = match[1].strip()
-    return (PASS if action.lower() == "none" else FAIL), f"recovery action: {action}", f"drain the node: {action}"
+    status = PASS if action.lower() == "none" else WARN if "imex" in action.lower() else FAIL  # recovery_action has why
+    return status, f"recovery action: {action}", f"drain the node: {action}" if status == FAIL else action
 
 
 _LIMIT = Limit(0, "failures", "NVIDIA open-gpu-kernel-modules and Linux: messages about a GPU", "at most")
@@ -147,7 +148,7 @@ def _elsewhere(view: View, bus: str, unfit: dict[str, str]) -> bool:
 def _driver_finding(view: View, failure: dict[str, Any]) -> Outcome:
     kind, bus, age = str(failure["kind"]), str(failure["bus_id"]), float(failure["age"])
     row = kernel_log.FAILURES.get(kind, {"means": f"a GPU's failure ({kind})", "fix": "drain and reboot"})
-    below = failure.get("gpus") or []
+    row, below = {**row, **(row.get("beside", {}) if _has_sibling(view, bus) else {})}, failure.get("gpus") or []
     # A GPU that answers NVML got over what is passing.
     over = "mild" in row or ("passing" in row and all(_answers(view, gpu) for gpu in below or [bus]))
     verdict = warned if over or age > RECENT else failed
@@ -158,6 +159,12 @@ def _driver_finding(view: View, failure: dict[str, Any]) -> Outcome:
     text, culprit = ", ".join([where, *_often(count(failure)), ago(age)]), place(view, bus) if bus else ""
     about: dict[str, Any] = {"value": count(failure), "limit": _LIMIT, "code": f"xid.{kind}", "culprit": culprit}
     return verdict(text, fix=row["fix"], gpus=at(view, below or ([bus] if bus else [])), log=[failure], **about)
+
+
+def _has_sibling(view: View, bus: str) -> bool:
+    """Return whether a GPU with the same PCI device id answers NVML (NVIDIA/aicr#1858)."""
+    models = {slot(gpu["bus_id"]): gpu.get("device") for gpu in view.snapshot.signal("pci.gpus").value or []}
+    return any(number and number == models.get(slot(bus)) for place, number in models.items() if _answers(view, place))
 
 
 def _answers(view: View, bus: str) -> bool:

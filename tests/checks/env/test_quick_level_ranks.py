@@ -137,6 +137,12 @@ def test_the_slowest_rank_is_in_the_curve(h100: View) -> None:
     assert all_reduce_bandwidth.judge(h100, ranks).details["curve"][6]["slowest_rank"] == 5
 
 
+def test_shared_memory_that_running_jobs_of_others_fill_is_no_fault_and_what_was_left_there_is(cpu: View) -> None:
+    for held, status, code in ((512 << 20, WARN, "shm.held"), (511 << 20, FAIL, "shm.full"), ("x", FAIL, "shm.full")):
+        outcome = shm.judge(cpu, [{"rank": 0, "total": 8 << 30, "free": 0, "held": held}])
+        assert (outcome.status, outcome.code) == (status, code)
+
+
 @each(
     "total, free, mode, status",
     [
