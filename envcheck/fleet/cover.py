@@ -33,11 +33,8 @@ class NodeKind(NamedTuple):
     arch: str
 
 
-class Inventory(NamedTuple):
-    """The nodes of each kind, and which are left out and why."""
-
-    names: dict[NodeKind, list[str]]
-    notes: list[str]
+# The nodes of each kind, and which are left out and why.
+Inventory = tuple[dict[NodeKind, list[str]], list[str]]
 
 
 def of_places(places: Iterable[Path]) -> Inventory:
@@ -65,7 +62,7 @@ def of_places(places: Iterable[Path]) -> Inventory:
     names = defaultdict[NodeKind, list[str]](list)
     for node in sorted(kind_of, key=natural):
         names[kind_of[node][0]].append(node)
-    return Inventory(dict(names), notes)
+    return dict(names), notes
 
 
 def _of_csv(path: Path) -> Iterator[tuple[str, NodeKind, str]]:
@@ -153,7 +150,8 @@ _Verdicts = dict[Cell, dict[int, str]]
 
 def plan(matrix: Matrix, inventory: Inventory, wish: Query) -> FleetPlan:
     """Return the plan for a wish (torch, variant, cuda, python). Raise ConfigError for too many kinds of nodes."""
-    kinds = sorted(inventory.names, key=lambda kind: (-len(inventory.names[kind]), kind))
+    names, notes = inventory
+    kinds = sorted(names, key=lambda kind: (-len(names[kind]), kind))
     asked = (wish.replace(driver=kind.driver, gpus=[*kind.gpus], arch=kind.arch) for kind in kinds)
     queries, taken = zip(*(whole_driver(Facts(matrix), query) for query in asked), strict=True)
     unknown = {place: why for place, kind in enumerate(kinds) if (why := _unknown(matrix, kind))}
@@ -162,17 +160,15 @@ def plan(matrix: Matrix, inventory: Inventory, wish: Query) -> FleetPlan:
     covered = {place for places in verdicts.values() for place in places}
     return FleetPlan(
         wanted={name: value for name in ("torch", "variant", "cuda", "python") if (value := getattr(wish, name))},
-        nodes=sum(map(len, inventory.names.values())),
-        kinds=[KindOfNodes(gpus=[*k.gpus], driver=k.driver, arch=k.arch, names=inventory.names[k]) for k in kinds],
-        cells=_planned(cells, verdicts, [len(inventory.names[kind]) for kind in kinds]),
+        nodes=sum(map(len, names.values())),
+        kinds=[KindOfNodes(gpus=[*k.gpus], driver=k.driver, arch=k.arch, names=names[k]) for k in kinds],
+        cells=_planned(cells, verdicts, [len(names[kind]) for kind in kinds]),
         uncovered=[
-            UncoveredKind(kind=place, verdict="unknown-gpu", reason=unknown[place], buildable=None)
-            if place in unknown
-            else _uncovered(matrix, place, query)
+            _uncovered(matrix, place, query, unknown.get(place))
             for place, query in enumerate(queries)
             if place not in covered
         ],
-        notes=[*inventory.notes, *dict.fromkeys(itertools.chain(*taken))],
+        notes=[*notes, *dict.fromkeys(itertools.chain(*taken))],
     )
 
 
@@ -235,7 +231,9 @@ def _planned(cells: Sequence[Cell], verdicts: _Verdicts, counts: Sequence[int]) 
     ]
 
 
-def _uncovered(matrix: Matrix, place: int, query: Query) -> UncoveredKind:
+def _uncovered(matrix: Matrix, place: int, query: Query, unknown: str | None) -> UncoveredKind:
+    if unknown:
+        return UncoveredKind(kind=place, verdict="unknown-gpu", reason=unknown, buildable=None)
     resolution = resolve(matrix, query)
     if resolution.legal:
         why = f"{resolution.cell} runs there ({resolution.verdict}), and no cell that does is published"

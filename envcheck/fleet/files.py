@@ -32,11 +32,6 @@ class FleetFile(NamedTuple):
     group: GroupReport | None = None
 
     @property
-    def name(self) -> str:
-        """Return the file's name without its directory."""
-        return self.path.rpartition("/")[2]
-
-    @property
     def at(self) -> float:
         """Return when the run began, or when the file was written where it cannot be read."""
         begun = self.report.started if self.report else None

@@ -114,19 +114,7 @@ FILES: Final = {
 }
 
 
-class LaunchFile(NamedTuple):
-    """A rendered file: its name, its text, and its mode."""
-
-    name: str
-    text: str
-    mode: int
-
-
-def launch_files(system: str, values: LaunchValues) -> list[LaunchFile]:
-    """Return the files of a system. Raises ConfigError for a value that is not safe in them."""
-    filled = context(values, system)
-    return [
-        LaunchFile(name, rendered(f"{system}/{name}.j2", filled), 0o755 if name.endswith((".sh", ".sbatch")) else 0o644)
-        for name in FILES[system]
-        if name != "rbac.yaml" or values.drain
-    ]
+def launch_files(system: str, values: LaunchValues) -> dict[str, str]:
+    """Return the texts of a system's files by name. Raises ConfigError for a value that is not safe in them."""
+    names, filled = FILES[system], context(values, system)
+    return {n: rendered(f"{system}/{n}.j2", filled) for n in names if n != "rbac.yaml" or values.drain}

@@ -1,6 +1,7 @@
 """Read of one report what a fleet needs. What contradicts itself, as a pass beside a check that failed, is no pass."""
 
 import bisect
+import contextlib
 import datetime as dt
 import hashlib
 import itertools
@@ -71,10 +72,6 @@ class _VerdictPart(msgspec.Struct):
     exit_code: int = 0
 
 
-class _TargetPart(msgspec.Struct):
-    image_id: str | None = None
-
-
 class _GroupPart(GroupFacts, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """As the others here it is read whatever a later version adds."""
 
@@ -88,7 +85,7 @@ class _ReportPart(msgspec.Struct):
     outcomes: list[_OutcomePart]
     snapshot: _SnapshotPart
     boot: str = ""
-    target: _TargetPart = msgspec.field(default_factory=_TargetPart)
+    target: dict[str, Any] = {}
     environment: dict[str, Any] = {}
     promises: dict[str, str] = {}
     group: _GroupPart | None = None
@@ -248,6 +245,7 @@ def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
     checks = (*map(_check, document.outcomes),)
     status, why = _status(document, checks)
     host, gpus, signals = document.host, document.snapshot.gpus, document.snapshot.signals
+    as_passed = msgspec.structs.replace(document, verdict=_VerdictPart("pass"))
     models = {_string(_value(gpu.signals, "name")) for gpu in gpus}
     return NodeReport(
         digest=digest,
@@ -263,17 +261,13 @@ def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
         arch=sys.intern(host.arch[:_LONGEST_TEXT]),
         checks=checks,
         configuration=_configuration(
-            signals, [gpu.signals for gpu in gpus], document.environment, document.target.image_id
+            signals, [gpu.signals for gpu in gpus], document.environment, document.target.get("image_id")
         ),
         group=_key(document.group) if document.group else "",
         member=document.group.node if document.group else "",
-        excusable=document.group is not None and _excusable(document, checks),
+        excusable=document.group is not None
+        and not _doubt(as_passed, [check for check in checks if check.check != FORMED]),
     )
-
-
-def _excusable(document: _ReportPart, checks: Sequence[CheckValue]) -> bool:
-    passed = msgspec.structs.replace(document, verdict=_VerdictPart("pass"))
-    return not _doubt(passed, [check for check in checks if check.check != FORMED])
 
 
 def _key(group: GroupFacts) -> str:
@@ -386,14 +380,9 @@ def _doubt(document: _ReportPart, checks: Sequence[CheckValue]) -> str:
 
 def _not_finite(value: Any) -> bool:
     """Tell whether a value is a number that is none: reports write those as text, "nan" or "inf"."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return False
-    try:
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         return not math.isfinite(float(value))
-    except OverflowError:
-        return True
-    except ValueError:
-        return False
+    return isinstance(value, int)
 
 
 def _cell(document: _ReportPart) -> str:
@@ -428,7 +417,7 @@ _OWN: Final = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TORCHELASTIC_R
 
 
 def _configuration(
-    host: _Signals, gpus: Iterable[_Signals], environment: Mapping[str, Any], image: str | None
+    host: _Signals, gpus: Iterable[_Signals], environment: Mapping[str, Any], image: Any
 ) -> dict[str, str]:
     """Return the configuration by signal, as text; what was not read is not there, and no drift."""
     held = {name: _value(host, name) for name in _HOST_SIGNALS}

@@ -188,7 +188,7 @@ def _state(file: FleetFile, now: float, max_age: float) -> StateOfNode:
     age = now - ((report and report.ended) or file.at)
     old = span(age) if age > max_age else ""
     if report is None:
-        return StateOfNode("error", f"{file.name} {file.note}", file, old)
+        return StateOfNode("error", f"{Path(file.path).name} {file.note}", file, old)
     if report.status != "pass":
         return StateOfNode(report.status, report.why, file, old)
     doubt = _doubt(file, max(file.at, report.ended or file.at), now)

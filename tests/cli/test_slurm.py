@@ -106,10 +106,10 @@ def render(at: Path, *names: str, python: str = sys.executable, program: str = "
     values = LaunchValues(
         None, python, len(NODES), 0, "static", 900.0, 20.0, "admit", program, *folders, "default", (), max_drained=50.0
     )
-    for file in launch_files("slurm", values):
-        if file.name in names:
-            (at / file.name).write_text(file.text)
-            (at / file.name).chmod(file.mode)
+    for name, text in launch_files("slurm", values).items():
+        if name in names:
+            (at / name).write_text(text)
+            (at / name).chmod(0o755)
 
 
 def keep(state: Path, name: str, status: Any, check: str = "", summary: str = "", **more: Any) -> None:

@@ -48,7 +48,7 @@ SETTINGS = {
 
 
 def texts(system: str, values: LaunchValues = VALUES) -> dict[str, str]:
-    return {file.name: file.text for file in launch_files(system, values)}
+    return launch_files(system, values)
 
 
 def gang_job(text: str) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if free < min(room.value, total):
         summary = f"too little of the {total / 2**20:,.0f} MiB of {PATH} is free"
         common: dict[str, Any] = {"value": free, "limit": room, "culprit": PATH, "total": total}
-        held = ranks[0].get("held")
+        held: Any = ranks[0].get("held")
         if process_group.finite(held) and free + held >= min(room.value, total):
             text = f"{summary}: running jobs of other users hold {held / 2**20:,.0f} MiB"
             findings.append(warned(text, fix="wait for their end, or let jobs use less", code="shm.held", **common))

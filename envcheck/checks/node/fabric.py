@@ -16,8 +16,6 @@ _GUEST_FIX = f"{_FIX}; where the host keeps the switches, have it activate the p
 # Where the fabric manager shares the switches (FABRIC_MODE), GPUs wait for it to activate a partition of them, and CUDA
 # with them (NVIDIA/gpu-driver-container#909, kubernetes-sigs/dra-driver-nvidia-gpu#1289).
 _SHARED, _WAITING = ("1", "2"), ("not started", "in progress")
-_WAIT = "the fabric manager shares the switches (FABRIC_MODE={}), and {} for a partition"
-_UNSURE = "fabric: {} not registered, or waiting for a partition of shared switches: this container cannot tell"
 _LOOK = f"if fabricmanager.cfg on the host has FABRIC_MODE=1 or 2, activate a partition of these GPUs; else {_FIX}"
 _SCARCE = "the fabric has limited capacity for {gpu}"
 _SINCE = key("9.0")  # older GPUs do not tell of their fabric
@@ -32,7 +30,8 @@ def judge(view: View) -> Outcome:
         return skipped("a virtual machine with one GPU needs no fabric (not started)", code="fabric.one-gpu-guest")
     waiting, mode = fabric.where(lambda info: info["state"] in _WAITING), view.snapshot.signal("host.fabric_mode").value
     if waiting and not seen and mode is None and view.snapshot.signal("container.runtime").value not in (None, "none"):
-        return undecided(_UNSURE.format(counted(len(waiting), "GPU")), fix=_LOOK, code="fabric.unsure")
+        text = "not registered, or waiting for a partition of shared switches: this container cannot tell"
+        return undecided(f"fabric: {counted(len(waiting), 'GPU')} {text}", fix=_LOOK, code="fabric.unsure")
     shared = waiting if mode in _SHARED else {}
     bad = {gpu: word for gpu, info in attached.items() if gpu not in shared and (word := _wrong(info))}
     scarce = {gpu: info["health"] for gpu, info in attached.items() if info["health"] == "limited capacity"}
@@ -47,8 +46,8 @@ def judge(view: View) -> Outcome:
         none = skipped("no GPU here has a fabric (not supported)", code="fabric.none")
         return worst(findings, fabric.absent() or none)
     if shared:
-        wait = f"{len(shared)} of {counted(len(attached), 'GPU')} wait{'s' * (len(shared) == 1)}"
-        return worst(findings, skipped(_WAIT.format(mode, wait), code="fabric.shared"))
+        text = f"{len(shared)} of {counted(len(attached), 'GPU')} in no partition of the shared switches"
+        return worst(findings, skipped(f"{text} (FABRIC_MODE={mode})", code="fabric.shared"))
     return worst(findings, passed(f"{counted(len(attached), 'GPU')} registered", value="completed", limit=_LIMIT))
 
 

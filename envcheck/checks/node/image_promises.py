@@ -67,7 +67,8 @@ def judge(view: View) -> Outcome:
         promised = {key: value for key, value in promised.items() if key not in _PACKAGES}
     measured = {key: _seen(key, view.environment) for key in promised}
     off, compared = _lock(view)
-    lies = [lie for key, value in promised.items() for lie in _lie(key, value, measured[key])]
+    pairs = ((key, COMPARED[key](value), COMPARED[key](measured[key])) for key, value in promised.items())
+    lies = [_broken(key.replace("_", "-"), "promised", said, real) for key, said, real in pairs if said != real]
     lies += [*_misnamed(view), *_not_of_target(view), *off]
     text = f"{len(promised)} of {counted(len(promised), 'promise')} kept{compared}"
     broken = [lie.summary for lie in lies if lie.status == FAIL]
@@ -83,11 +84,6 @@ def _seen(key: str, environment: Mapping[str, Any]) -> Any:
     if key not in _PACKAGES:
         return environment.get(key)
     return next((environment["packages"][name] for name in _PACKAGES[key] if name in environment["packages"]), None)
-
-
-def _lie(key: str, promise: str, measured: Any) -> list[Outcome]:
-    real, promised = COMPARED[key](measured), COMPARED[key](promise)
-    return [] if real == promised else [_broken(key.replace("_", "-"), "promised", promised, real)]
 
 
 def _misnamed(view: View) -> list[Outcome]:

@@ -3,6 +3,7 @@
 Ports are compared with their like (one link layer, one board): the unused second port of a card is no fault.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -165,15 +166,15 @@ def _flapping(view: View, group: list[Port]) -> list[Outcome]:
 
 
 def _error_rates(view: View, ports: list[Port]) -> list[Outcome]:
-    days, since = _days(view)
-    return [
-        _finding(port, counter, count, days, since)
-        for port in filter(active, ports)
-        for counter, row in ROWS.items()
-        if (count := _count(port, counter)) is not None
-        and not (counter in _LOSSLESS and _ethernet(port))
-        and count > limits.limit(row, "warn").value * days
-    ]
+    (days, since), findings = _days(view), []
+    for port, (counter, (what, fix)) in itertools.product(filter(active, ports), COUNTERS.items()):
+        count, limit = _count(port, counter), limits.limit(ROWS[counter], "warn")
+        lossy = counter in _LOSSLESS and _ethernet(port)
+        if count is not None and not lossy and count > limit.value * days:
+            text, code = f"{_label(port)}: {count} {what} {since}", f"infiniband.{counter.replace('_', '-')}"
+            value, culprit = round(count / days, 2), _label(port)
+            findings.append(warned(text, fix=fix, value=value, limit=limit, code=code, culprit=culprit))
+    return findings
 
 
 def _days(view: View) -> tuple[float, str]:
@@ -182,12 +183,6 @@ def _days(view: View) -> tuple[float, str]:
     if uptime:
         return max(1.0, uptime / _DAY), f"in at most {max(1.0, uptime / 3600):.0f} h, since boot"
     return 1.0, "in a time that is not known, taken as a day"
-
-
-def _finding(port: Port, counter: str, count: int, days: float, since: str) -> Outcome:
-    limit, (what, fix) = limits.limit(ROWS[counter], "warn"), COUNTERS[counter]
-    text, code = f"{_label(port)}: {count} {what} {since}", f"infiniband.{counter.replace('_', '-')}"
-    return warned(text, fix=fix, value=round(count / days, 2), limit=limit, code=code, culprit=_label(port))
 
 
 def _sound(ports: list[Port]) -> Outcome:

@@ -9,6 +9,7 @@ from envcheck.checks.gpu_readings import Rule, read
 CHECK = Check("every GPU may draw the power it was made for", "quick", 0.01, gpus=1)
 
 _SOURCE = "NVML: the GPU's own default power management limit"
+_FIX = "if it is not on purpose: `nvidia-smi --power-limit={:g}`; benchmarks will fall short with the cap"
 _TOLERANCE = 0.99
 
 
@@ -20,7 +21,9 @@ def judge(view: View) -> Outcome:
     capped = {gpu: pair for gpu, pair in both.items() if pair[0] < _TOLERANCE * pair[1]}
     for gpu, (watts, usual) in capped.items():
         if not matrix_facts.laptop(str(names.get(gpu))):
-            findings += enforced.blame({gpu: watts}, _rule(usual))
+            fix, text = _FIX.format(usual), f"capped: {{gpu}} {{value:g}} of {usual:g} W"
+            rule = Rule(warned, "power-limit.capped", text, fix, Limit(usual, "W", _SOURCE))
+            findings += enforced.blame({gpu: watts}, rule)
     if not both:
         none = skipped("no GPU has both limits", code="power-limit.not-reported")
         return worst(findings, enforced.absent() or default.absent() or none)
@@ -28,9 +31,3 @@ def judge(view: View) -> Outcome:
     limit = Limit(max(usual for _, usual in both.values()), "W", _SOURCE)
     text = f"{', '.join(f'{w:g} W' for w in limits)}{', moved by the laptop itself' if capped else ', as made'}"
     return worst(findings, passed(text, value=limits[-1], limit=limit))
-
-
-def _rule(usual: float) -> Rule:
-    fix = f"if it is not on purpose: `nvidia-smi --power-limit={usual:g}`; benchmarks will fall short with the cap"
-    text, limit = f"capped: {{gpu}} {{value:g}} of {usual:g} W", Limit(usual, "W", _SOURCE)
-    return Rule(warned, "power-limit.capped", text, fix, limit)

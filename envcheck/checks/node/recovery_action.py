@@ -10,7 +10,7 @@ _SOURCE = (
     "NVML: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION (R570 and later); before, NVML_FI_DEV_RESET_STATUS and "
     "NVML_FI_DEV_DRAIN_AND_RESET_STATUS"
 )
-_IMEX = "restart nvidia-imex on all nodes of the domain, once its jobs have ended"
+IMEX = "restart nvidia-imex on all nodes of the domain, once its jobs have ended"
 _LIMIT = Limit("none", "", _SOURCE, "equal")
 
 
@@ -24,7 +24,7 @@ def judge(view: View) -> Outcome:
     for gpu, action in actions.items():
         if action != "none":
             # That of an IMEX domain is for its daemons on all its nodes, and no GPU's (dra-driver-nvidia-gpu#1441).
-            verdict, fix = (warned, _IMEX) if "IMEX" in action else (failed, f"drain the node, then: {action}")
+            verdict, fix = (warned, IMEX) if "IMEX" in action else (failed, f"drain the node, then: {action}")
             rule = Rule(verdict, "recovery.asked", "{gpu} {value}", fix, _LIMIT)
             findings += recovery.blame({gpu: action}, rule)
     sound = passed(f"none on {counted(len(actions), 'GPU')}", value="none", limit=_LIMIT)

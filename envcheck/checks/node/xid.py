@@ -13,7 +13,7 @@ from typing import Any
 from envcheck import checks
 from envcheck.checks import FAIL, PASS, WARN, Limit, Outcome, View, failed, passed, skipped, undecided, warned, worst
 from envcheck.checks.gpu_readings import at, lost, place, slot
-from envcheck.checks.node import kernel_module
+from envcheck.checks.node import kernel_module, recovery_action
 from envcheck.counting import counted
 from envcheck.node import kernel_log
 
@@ -117,8 +117,9 @@ def _recovery(text: str) -> tuple[str, str, str]:
     if match is None:
         return WARN, text or "recovery action changed", "see `nvidia-smi -q` for the GPU recovery action"
     action = match[1].strip()
-    status = PASS if action.lower() == "none" else WARN if "imex" in action.lower() else FAIL  # recovery_action has why
-    return status, f"recovery action: {action}", f"drain the node: {action}" if status == FAIL else action
+    if "imex" in action.lower():
+        return WARN, f"recovery action: {action}", recovery_action.IMEX
+    return (PASS if action.lower() == "none" else FAIL), f"recovery action: {action}", f"drain the node: {action}"
 
 
 _LIMIT = Limit(0, "failures", "NVIDIA open-gpu-kernel-modules and Linux: messages about a GPU", "at most")

@@ -287,13 +287,13 @@ def render(options: FleetRenderOptions, settings: Settings) -> None:
     given: dict[str, Any] = {name: value for name, value in asdict(options).items() if name in LaunchValues._fields}
     given["program"] = options.program or _this_program()
     given["reports"] = options.reports or str(Path.cwd() / "envcheck-reports")
-    for file in launch_files(options.system, LaunchValues(**given, pods=pods)):
+    for name, text in launch_files(options.system, LaunchValues(**given, pods=pods)).items():
         if options.output is None:
-            click.echo(f"# {file.name}\n{file.text}", nl=False)
+            click.echo(f"# {name}\n{text}", nl=False)
             continue
         options.output.mkdir(parents=True, exist_ok=True)
-        path = options.output / file.name
-        safe_files.put(path, file.text.encode(), file.mode)
+        path = options.output / name
+        safe_files.put(path, text.encode(), 0o755 if name.endswith((".sh", ".sbatch")) else 0o644)
         if not settings.quiet:
             click.echo(f"wrote {path}")
 

@@ -28,6 +28,7 @@ from envcheck.fleet.one_report import BY_SEVERITY, NodeReport
 from envcheck.fleet.pairs.diagnosis import Plan, diagnosis, tournament
 from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer
 from envcheck.fleet.summary import under_one_name
+from envcheck.reports.phrases import last_words
 from envcheck.struct_types import know_types
 
 PairsMode = Literal["tournament", "diagnose"]
@@ -53,7 +54,7 @@ def result_of(test: GroupTest, files: Sequence[FleetFile], launched: LaunchResul
     }
     answers = tuple(_answer(node, report, launched) for node, report in by_node.items())
     seconds = launched.ended - launched.started
-    problems = [f"{file.name}: {file.note}" for file in files if file.report is None]
+    problems = [f"{Path(file.path).name}: {file.note}" for file in files if file.report is None]
     absent = ", ".join([node for node in test.nodes if node not in by_node][:_MOST_NAMED])
     why = "; ".join(filter(None, [*problems[:1], launched.last_line]))[:_LONGEST]
     unseen = printable(f"no report{f' of {absent}' if absent and by_node else ''}{f': {why}' if why else ''}")
@@ -140,9 +141,11 @@ class Launcher(NamedTuple):
         began, port = time.time(), _PORTS[zlib.crc32(test.key.encode()) % len(_PORTS)]
         # By these the ranks of a group find each other; a launcher passes its environment on.
         meeting_point = {"MASTER_ADDR": test.nodes[0], "MASTER_PORT": str(port)}
-        with (folder / _LOG).open("wb") as log:
+        with (folder / _LOG).open("w+b") as log:
             why = _waited(self.command(test, folder), meeting_point, log.fileno(), self.timeout, stop)
-        launched = LaunchResult(began, time.time(), why or _last_line(folder / _LOG))
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
+            said = last_words(log.read().decode(errors="replace"))
+        launched = LaunchResult(began, time.time(), why or said)
         return result_of(test, read_files([folder]), launched)
 
 
@@ -194,13 +197,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(5)
-
-
-def _last_line(log: Path) -> str:
-    with log.open("rb") as stream:
-        stream.seek(max(0, stream.seek(0, os.SEEK_END) - 4096))
-        lines = stream.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""
 
 
 class Fleet(NamedTuple):
