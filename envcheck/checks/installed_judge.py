@@ -227,18 +227,15 @@ def conflicts(measured: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[O
             continue
         name, about = requirement.name, {"code": "extensions.pins", "culprit": str(row["name"]), "value": version}
         problem = f"{_shown(row)} requires {name}{requirement.specifier}, and {version} is installed"
-        fix = _fix_requirement(str(row["name"]), name, str(requirement.specifier), version)
+        extension, wants = str(row["name"]), f"{name}{requirement.specifier}"
+        fix = f"install {wants}, or another {extension}; where two packages exclude each other, two environments"
+        if name in _COMPILED_AGAINST:
+            fix = (
+                f"a later install moved {name}, or {extension} fits another one: install a {extension} for "
+                f"{name} {version} with --no-deps, or {wants} again, with torch==X+cuNNN as a constraint"
+            )
         judged = failed if canonicalize_name(name) in _COMPILED_AGAINST else warned
         yield judged(problem, fix=fix, limit=Limit(0, "requirements", "METADATA: Requires-Dist", "equal"), **about)
-
-
-def _fix_requirement(extension: str, name: str, specifier: str, version: str) -> str:
-    if name in _COMPILED_AGAINST:
-        return (
-            f"a later install moved {name}, or {extension} fits another one: install a {extension} for "
-            f"{name} {version} with --no-deps, or {name}{specifier} again, with torch==X+cuNNN as a constraint"
-        )
-    return f"install {name}{specifier}, or another {extension}; where two packages exclude each other, two environments"
 
 
 def _applicable(requirement: Requirement, interpreter: Mapping[str, Any]) -> Requirement | None:

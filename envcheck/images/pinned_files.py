@@ -41,12 +41,18 @@ _SPEC: Final = re.compile(
 _WHEEL: Final = re.compile(r"https?://\S+/(?P<name>\w+)-[^/\s]*?(?P<torch>(?:torch|pt)\d\.?\d+)[^/\s]*\.whl")
 _OF_OTHERS: Final = re.compile(r"-(?:win|macosx)[\w.]*\.whl$")
 _ITEM: Final = re.compile(r"(?P<indent>\s*)-\s+(?P<value>.*)")
-_QUOTED: Final = re.compile(r"(?<![=\s])\s*[\"'](?P<value>[A-Za-z][^\"'\n]*)[\"']")
+# The key of a list (an extra, a group), or a string that is no value of a key.
+_QUOTED: Final = re.compile(
+    r"(?m)^[ \t]*[\"']?(?P<key>[\w-]+)[\"']?[ \t]*=[ \t]*\["
+    r"|(?<![=\s])\s*(?:\"(?P<one>[A-Za-z][^\"\n]*)\"|'(?P<two>[A-Za-z][^'\n]*)')"
+)
 _UV_INDEX: Final = re.compile(r"(?m)^\[\[tool\.(?:uv\.index|poetry\.source)\]\][^\[]*")
 _POETRY: Final = re.compile(r"(?ms)^\[tool\.poetry\.(?:group\.[\w-]+\.)?dependencies\]$.*?(?=^\[|\Z)")
-_POETRY_ROW: Final = re.compile(r"(?m)^(?P<name>[A-Za-z][\w.-]*)\s*=\s*(?:[\"'](?P<version>[^\"']*)|(?P<row>\{.*\}))")
-# Such a row of Poetry is for some machines alone, or no release of an index.
-_NOT_ALWAYS: Final = ("platform", "python", "markers", "url", "path", "git", "file")
+_POETRY_ROW: Final = re.compile(
+    r"(?m)^(?P<name>[A-Za-z][\w.-]*)\s*=\s*(?:[\"'](?P<version>[^\"']*)|(?P<rows>\{.*\}|\[[^\]]*\]))"
+)
+# Such a row of Poetry is for some Pythons alone, or no release of an index.
+_NOT_ALWAYS: Final = ("python", "url", "path", "git", "file")
 _EXPLICIT: Final = re.compile(r"(?m)^(?:explicit\s*=\s*true|priority\s*=\s*[\"']explicit)")
 _OVERRIDES: Final = re.compile(
     r"(?m)^(?:build-)?(?:override|constraint)-dependencies\s*=\s*\[(?:[^\]\"']|\"[^\"\n]*\"|'[^'\n]*'){0,4000}\]"
@@ -60,42 +66,43 @@ _LOCKED: Final = re.compile(
 _Lines = Iterable[tuple[int, str]]
 
 
-def read(document: Document) -> PinnedFile:
-    """Return what a file pins."""
+def read(document: Document, arch: str = "x86_64") -> PinnedFile:
+    """Return what a file pins for Linux on a machine of this architecture."""
     name, source = PurePath(document.name).name.lower(), PreparedDocument(document)
     if name.endswith(("pyproject.toml", "uv.lock")):
-        return _toml(source)
-    if name.endswith((".yml", ".yaml")) and re.search(r"(?m)^dependencies:", source.code):
-        return _environment(source)
-    lines = [*enumerate(source.code.split("\n"), 1)]
-    if document.kind == "requirements" or (
+        file = _toml(source, arch)
+    elif name.endswith((".yml", ".yaml")) and re.search(r"(?m)^dependencies:", source.code):
+        file = _environment(source)
+    elif document.kind == "requirements" or (
         name.endswith((".txt", ".in", "requirements.lock", "requirements-dev.lock")) and not _PIP.search(source.code)
     ):
-        return PinnedFile(pins=tuple(_requirements(lines)))
-    return _commands(source)
+        file = PinnedFile(pins=tuple(_requirements([*enumerate(source.code.split("\n"), 1)])))
+    else:
+        file = _commands(source)
+    return file._replace(pins=tuple(pin for pin in file.pins if _on_linux(pin.marker, arch)))
 
 
 def _pin(line: int, text: str, **more: Any) -> Pin | None:
-    """Return the pin of a requirement; None where it is none, or not for Linux."""
+    """Return the pin of a requirement; None where it is none."""
     if built := _WHEEL.search(text[:_LONGEST_URL]):
-        marker = text[built.end() : built.end() + _LONGEST].partition(";")[2].strip()
-        if _OF_OTHERS.search(built[0]) or not _on_linux(marker):
-            return None
-        return Pin(line=line, text=text, name=canonicalize_name(built["name"]), local=built["torch"], **more)
+        more["marker"] = text[built.end() : built.end() + _LONGEST].partition(";")[2].strip()
+        pin = Pin(line=line, text=text, name=canonicalize_name(built["name"]), local=built["torch"], **more)
+        return None if _OF_OTHERS.search(built[0]) else pin
     try:
         wanted = Requirement(text[:_LONGEST])
     except (InvalidRequirement, RecursionError):  # a marker can be nested hundreds deep
         return None
     exact = re.fullmatch(r"(?P<public>==[^+,]+)\+(?P<local>[\w.]+)", str(wanted.specifier))
     more |= {"specifier": exact["public"], "local": exact["local"]} if exact else {"specifier": str(wanted.specifier)}
-    pin = Pin(line=line, text=text, name=canonicalize_name(wanted.name), **more)
-    return pin if _on_linux(str(wanted.marker or "")) and not wanted.url else None
+    more |= {"text": text.partition(";")[0].strip(), "marker": str(wanted.marker or "")}
+    return None if wanted.url else Pin(line=line, name=canonicalize_name(wanted.name), **more)
 
 
-def _on_linux(marker: str) -> bool:
+def _on_linux(marker: str, arch: str, extra: str = "") -> bool:
     """Return whether a marker is true on Linux with any Python; which Python is used is not known here."""
+    machine = _LINUX | {"platform_machine": arch, "extra": extra}
     try:
-        return not marker or ("python" not in marker and Marker(marker).evaluate(dict(_LINUX)))
+        return not marker or ("python" not in marker and Marker(marker).evaluate(machine))
     except (ValueError, RecursionError):
         return False
 
@@ -193,7 +200,7 @@ def _environment(source: PreparedDocument) -> PinnedFile:
     return PinnedFile((*pins, *_requirements(pip, 1)), (), re.sub(r"==(3\.\d+).*", r"==\1.*", python))
 
 
-def _toml(source: PreparedDocument) -> PinnedFile:
+def _toml(source: PreparedDocument, arch: str) -> PinnedFile:
     """Read pyproject.toml or uv.lock by lines: a finding names one, and a broken table is uv's to say."""
     # What is written over the requirements of others is meant so.
     code = _OVERRIDES.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), source.code)
@@ -201,26 +208,29 @@ def _toml(source: PreparedDocument) -> PinnedFile:
     urls = {_value(table, "name"): _value(table, "url") for table in tables}
     general = [_value(table, "url") for table in tables if not _EXPLICIT.search(table)]
     everywhere = tuple(Index(url, extra=True) for url in general if url)
-    indexes = {}
-    for table in _UV_SOURCE.finditer(code):
-        rows = [row for row in re.findall(r"\{[^}]*\}", table["value"]) if _on_linux(_value(row, "marker"))]
-        indexes[table["name"]] = tuple(Index(urls.get(_value(row, "index"), "")) for row in rows[:1])
+    sources = {table["name"]: re.findall(r"\{[^}]*\}", table["value"]) for table in _UV_SOURCE.finditer(code)}
     pins: list[Pin | None] = []
     locked = [*_LOCKED.finditer(code)]
+    extra = ""
     for text in () if locked else _QUOTED.finditer(code):
-        pin = _pin(source.line(text.start()), text["value"])
-        if pin and (pin.specifier or pin.name in indexes):
-            pins.append(replace(pin, indexes=indexes.get(pin.name, everywhere)))
+        extra = text["key"] or extra
+        pin = _pin(source.line(text.start()), text["one"] or text["two"] or "")
+        if pin and (pin.specifier or pin.name in sources):
+            rows = [row for row in sources.get(pin.name, []) if _on_linux(_value(row, "marker"), arch, extra)]
+            mine = [row for row in rows if (_value(row, "extra") or _value(row, "group") or extra) == extra]
+            # Where all rows are of other extras, the one that is installed decides.
+            used = (Index(urls.get(_value(mine[0], "index"), "") if mine else ""),) if rows else everywhere
+            pins.append(replace(pin, indexes=used, extra=extra))
     for table in _POETRY.finditer(code):
         for row in _POETRY_ROW.finditer(code, table.start(), table.end()):
-            keys = row["row"] or ""
-            if any(_value(keys, key) for key in _NOT_ALWAYS):
-                continue
+            rows = [each for each in re.findall(r"\{[^}]*\}", row["rows"] or "{}") if _of_machine(each, arch)]
+            keys = next(iter(rows), "")
             specifier, named = _of_poetry(row["version"] or _value(keys, "version")), _value(keys, "source")
             used = tuple(Index(url) for url in [urls.get(named, "")] if url) if named else everywhere
-            pins.append(_pin(source.line(row.start()), f"{row['name']}{specifier}", indexes=used))
+            pins += [_pin(source.line(row.start()), f"{row['name']}{specifier}", indexes=used)] if rows else []
     for row in locked:
-        if not (markers := re.findall(r"\"(.+)\"", row["markers"] or "")) or any(map(_on_linux, markers)):
+        markers = re.findall(r"\"(.+)\"", row["markers"] or "")
+        if not markers or any(_on_linux(marker, arch) for marker in markers):
             at, index = source.line(row.start()), Index(row["url"])
             pins.append(_pin(at, f"{row['name']}=={row['version']}", indexes=(index,), sure=True))
     poetry = next((pin.specifier for pin in pins if pin and pin.name == "python"), "")
@@ -228,11 +238,17 @@ def _toml(source: PreparedDocument) -> PinnedFile:
     return PinnedFile(tuple(filter(None, pins)), (), python.specifier if python else "")
 
 
+def _of_machine(row: str, arch: str) -> bool:
+    """Return whether a row of Poetry is a release for Linux on this architecture, whatever the Python."""
+    system = _value(row, "platform") in {"", "linux"} and _on_linux(_value(row, "markers"), arch)
+    return system and not any(_value(row, key) for key in _NOT_ALWAYS)
+
+
 def _of_poetry(version: str) -> str:
     """Return a version of Poetry as PEP 440 has it; what is neither is left to be no requirement."""
-    found = re.fullmatch(r"(?P<sign>[\^~])(?P<from>[0-9]{1,4}(?:\.[0-9]{1,4}){0,3})", version)
+    found = re.fullmatch(r"(?P<sign>[\^~])(?P<from>[0-9]{1,4}(?:\.[0-9]{1,4}){0,3})(\+[\w.]+)?", version)
     if not found:
-        return f"=={version}" if version[:1].isdigit() else version
+        return f"=={version}" if version[:1].isdigit() else version.removeprefix("*")
     fields = [int(field) for field in found["from"].split(".")]
     last = len(fields) - 1
     at = min(1, last) if found["sign"] == "~" else next((i for i, field in enumerate(fields) if field), last)
@@ -240,5 +256,5 @@ def _of_poetry(version: str) -> str:
 
 
 def _value(text: str, name: str) -> str:
-    found = re.search(rf"(?<![\w-]){name}\s*=\s*(?:\"(?P<one>[^\"\n]*)\"|'(?P<two>[^'\n]*)')", text)
+    found = re.search(rf"(?<![\w-]){name}[\"']?\s*=\s*(?:\"(?P<one>[^\"\n]*)\"|'(?P<two>[^'\n]*)')", text)
     return (found["one"] or found["two"] or "") if found else ""

@@ -10,13 +10,13 @@ from typing import Final, Literal, NamedTuple
 from envcheck.errors import ConfigError, refuse
 from envcheck.matrix.extensions.answer import resolve_with
 from envcheck.matrix.extensions.file import Extensions
-from envcheck.matrix.extensions.fit import CUDA_MAJOR, NO_GPU_CODE, PINS_CONFLICT, TORCH_ABI, TORCH_PINNED, meets
+from envcheck.matrix.extensions.fit import REFUSED, has_new_strings, meets
 from envcheck.matrix.extensions.joint import WantedExtension
 from envcheck.matrix.facts.lookup import Facts
-from envcheck.matrix.facts.model import PYTORCH, Cell, Matrix, TorchRelease, key
+from envcheck.matrix.facts.model import PYTORCH, Cell, HostArch, Matrix, TorchRelease, key
 from envcheck.matrix.resolver.query import Query, host_arch, requested_devices
 from envcheck.matrix.resolver.resolve import Resolution, resolve, what_base_refuses
-from envcheck.matrix.resolver.verdict import TOO_NEW
+from envcheck.matrix.resolver.verdict import NO_WHEEL, TOO_NEW
 
 # The last release on PyTorch's conda channel (pytorch/pytorch#138506).
 _LAST_CONDA: Final = "2.5.1"
@@ -26,7 +26,6 @@ _MOST: Final = 5_000
 _PAGES: Final = {"detectron2": "detectron2", "mmcv": "mmcv", "mmcv-full": "mmcv"} | dict.fromkeys(
     ("pyg-lib", "torch-cluster", "torch-scatter", "torch-sparse", "torch-spline-conv"), r"pyg\.|geometric"
 )
-_REFUSED: Final = frozenset({TORCH_PINNED, TORCH_ABI, CUDA_MAJOR, NO_GPU_CODE, PINS_CONFLICT})
 # From these on, METADATA names no one torch (torchvision 0.29.1: torch>=2.14.0, torchaudio 2.11.0: none).
 _FREE: Final = {"torchvision": "0.29.1", "torchaudio": "2.11.0"}
 # What torch's wheels pin themselves, by the fact.
@@ -66,6 +65,7 @@ class Pin:
 
     Pins of one `group` are installed together. `channels` are those of conda, None for pip and uv. `sure`: there is
     no other index than `indexes`. `own_line`: in requirements, where options of pip have lines of their own.
+    `extra`: the list of a pyproject.toml that it stands in.
     """
 
     line: int
@@ -78,6 +78,8 @@ class Pin:
     channels: tuple[str, ...] | None = None
     sure: bool = False
     own_line: bool = False
+    marker: str = ""
+    extra: str = ""
 
     @property
     def exact(self) -> str | None:
@@ -131,6 +133,11 @@ def not_on_record(matrix: Matrix, extensions: Extensions, file: PinnedFile) -> l
     return [*dict.fromkeys([f"{text} (on record: {known[0]} - {known[-1]})" for text in outside] + texts)]
 
 
+def machine_arch(matrix: Matrix, query: Query) -> HostArch:
+    """Return the architecture that a file is judged for. Raises ConfigError for a GPU that is not in the matrix."""
+    return host_arch(query, requested_devices(Facts(matrix), query))
+
+
 class _Judge:
     def __init__(self, matrix: Matrix, extensions: Extensions, file: PinnedFile, query: Query) -> None:
         self.matrix, self.extensions, self.file, self.facts = matrix, extensions, file, Facts(matrix)
@@ -138,6 +145,9 @@ class _Judge:
         self.devices = requested_devices(self.facts, query)
         self.arch = host_arch(query, self.devices)
         self.newest_first = sorted(matrix.torch, key=lambda row: key(row.torch), reverse=True)
+        # The lists with a CUDA build that runs there: of a project's extras, one is for each kind of machine.
+        torches = [(pin.extra, self.answer(pin)) for pin in file.pins if pin.name == "torch" and pin.channels is None]
+        self.runs = {extra for extra, each in torches if each and each.legal and each.query.variant != "cpu"}
 
     def torch(self, pin: Pin) -> Iterator[PinFinding]:
         if pin.channels is not None:
@@ -146,7 +156,7 @@ class _Judge:
         if not _is_outside(pin):
             yield from self._index(pin)
         answer, bases = self.answer(pin), self.file.bases
-        if answer is not None and not answer.legal:
+        if answer is not None and not answer.legal and (answer.verdict == NO_WHEEL or not self.runs - {pin.extra}):
             took = "" if pin.exact else f"it is torch {answer.query.torch} today: ".replace("==", "")
             weak = "" if answer.verified else " (not confirmed by a second source)"
             fix = self._instead(pin, answer)
@@ -159,7 +169,10 @@ class _Judge:
             what = f"the Python index has no CUDA wheel of {pin.text} for {self.arch}: this one runs on the CPU"
             yield PinFinding(pin.line, "P108", "unreal", what, fix)
         elif pin.exact and self.matrix.release(pin.exact) is None:
-            yield from self._unreleased(pin, pin.exact)
+            older = [row.torch for row in self.newest_first if key(row.torch) < key(pin.exact)]
+            if older and len(older) < len(self.newest_first):
+                what, fix = f"there is no torch {pin.exact}", f"write torch=={older[0]}"
+                yield PinFinding(pin.line, "P101", "unreal", what, fix)
 
     def answer(self, pin: Pin) -> Resolution | None:
         """Return what the resolver says to the wheel that pip takes; None where that is not known."""
@@ -172,7 +185,10 @@ class _Judge:
         variant = pin.local or next((index.variant for index in named if index.variant), None)
         if variant is None and any(index.of_a_site for index in pin.indexes):
             return None
-        return self.resolved(f"=={release.torch}", variant=variant or release.pypi.get(self.arch))
+        facts = release.variant(variant := variant or release.pypi.get(self.arch) or "")
+        if self.devices and facts and any(build.arch == self.arch and build.sass is None for build in facts.builds):
+            return None  # nobody has read its code: aarch64's of cu129 runs on a GB10 (pollen-robotics/microduck_rl#2)
+        return self.resolved(f"=={release.torch}", variant=variant)
 
     def resolved(self, torch: str | None, **axes: str | None) -> Resolution:
         """Return the answer for a Python that the file allows and that has a wheel, else for the first it allows."""
@@ -184,11 +200,6 @@ class _Judge:
         queries = [self.query.replace(torch=torch, python=python, **axes) for python in given or [None]]
         answers = (resolve(self.matrix, query) for query in queries)
         return next((each for each in answers if each.legal), None) or resolve(self.matrix, queries[0])
-
-    def _unreleased(self, pin: Pin, version: str) -> Iterator[PinFinding]:
-        if key(self.newest_first[-1].torch) < key(version) < key(self.newest_first[0].torch):
-            near = next((row for row in self.newest_first if key(row.torch) < key(version)), self.newest_first[0])
-            yield PinFinding(pin.line, "P101", "unreal", f"there is no torch {version}", f"write torch=={near.torch}")
 
     def _index(self, pin: Pin) -> Iterator[PinFinding]:
         variants = [index.variant for index in pin.indexes if index.variant]
@@ -287,16 +298,30 @@ class _Judge:
         pages = " ".join(each.url for each in pin.indexes if re.search(_PAGES.get(pin.name, "(?!)"), each.url))
         built = re.findall(r"((?:torch|pt)-?(\d)\.?(\d+))", pin.local or pages)
         major, minor, micro = (torch.exact if torch and torch.exact else "..").split(".")[:3]
+        beside, tag = self.answer(torch) if torch else None, re.search(r"-cp3(\d+)-cp", pin.text)
+        variant, python = (beside.query.variant if beside else None) or "", self.query.python
+        allowed = f"=={python.removesuffix('t')}.*" if python else self.file.python
         if torch and major and built and not {(major, minor), (major, minor + micro)} & {one[1:] for one in built}:
             what = f"this wheel is built for {built[0][0]}: the torch beside it lacks symbols that it needs"
             yield PinFinding(pin.line, "P105", "unreal", what, f"take the project's wheel for {torch.text}")
+        elif (
+            torch
+            and variant
+            and "cxx11abiTRUE" in pin.text
+            and not has_new_strings(torch.exact or "", variant, self.arch)
+        ):
+            what = f"this wheel has the new C++ strings, torch {torch.exact}+{variant} has the old ones"
+            yield PinFinding(pin.line, "P105", "unreal", what, "take the project's wheel with cxx11abiFALSE")
+        elif tag and allowed and not meets(f"3.{tag[1]}.99", allowed):
+            what = f"this wheel is for Python 3.{tag[1]}, and here it is {allowed.removeprefix('==')}"
+            yield PinFinding(pin.line, "P105", "unreal", what, "take the project's wheel for this Python")
         one = re.fullmatch(r"==[^,*]+", pin.specifier) and pin.channels is None
-        plain = self.answer(torch) if torch and extension and one else None
+        plain = beside if extension and one else None
         if plain is None or extension is None or not plain.legal:
             return
         joint = resolve_with(self.matrix, self.extensions, plain, [WantedExtension(extension, pin.specifier)])
         for refused in joint.refused:
-            if refused.word in _REFUSED and not refused.not_known:
+            if refused.word in REFUSED and not refused.not_known:
                 other = resolve_with(self.matrix, self.extensions, plain, [WantedExtension(extension)])
                 fits = next((f"write {each.name}=={each.version}" for each in other.extensions), "")
                 fix = fits or f"take a torch that {pin.text} is for, or leave it out"

@@ -15,7 +15,7 @@ from envcheck.errors import ConfigError
 from envcheck.images.pinned_files import read
 from envcheck.matrix.extensions import file as extensions
 from envcheck.matrix.file.load import load
-from envcheck.matrix.pinned import Index, PinFinding, judge
+from envcheck.matrix.pinned import Index, PinFinding, judge, machine_arch
 from envcheck.matrix.resolver.query import Query
 from envcheck.mirrors.doctor import Document, kind_of, read_files
 from envcheck.mirrors.profiles import load as profiles_of
@@ -58,6 +58,7 @@ ANSWERS = [
     ("sound-requirements.txt", Query(gpus=["RTX 5090"], driver="570.124.06", python="3.12"), []),
 ]
 PAGES = "-f https://data.pyg.org/whl/torch-2.4.0+cu121.html -f https://data.pyg.org/whl/torch-2.5.0+cu121.html"
+FLASH = "https://x.example/flash_attn-2.7.4+cu12"
 # A line of a requirements file or a command, and the codes found in it.
 LINES = [
     ("pip install torch==2.8.0+rocm6.4 --index-url https://download.pytorch.org/whl/rocm6.4", ""),
@@ -76,14 +77,14 @@ LINES = [
     (f"pip install torch==2.6.0 torch-scatter==2.1.2 {PAGES}", "P105"),
     ("pip install torch==2.4.1\npip install torch-ema -f https://data.pyg.org/whl/torch-2.3.0+cu121.html", ""),
     ("pip install torch==2.1.0\npip install mmcv==2.1.0 -f https://x.example/mmcv/dist/cu118/torch2.0/a.html", "P105"),
-    (
-        "pip install torch==2.5.1 https://x.example/flash_attn-2.7.3+cu12torch2.4cxx11abiTRUE-cp310-l.whl",
-        "P105",
-    ),
-    (
-        "pip install torch==2.5.1 && pip install https://x.example/flash_attn-2.7.3%2Bcu12torch2.5cxx11abiTRUE-l.whl",
-        "",
-    ),
+    (f"pip install torch==2.5.1 {FLASH}torch2.4cxx11abiFALSE-cp310-l.whl", "P105"),
+    (f"pip install torch==2.5.1 && pip install {FLASH.replace('+', '%2B')}torch2.5cxx11abiFALSE-l.whl", ""),
+    # hanxiaowang00/iFlame#2; torch 2.6 of CUDA 12.6 has the new strings (Dao-AILab/flash-attention#1644).
+    (f"pip install torch==2.5.1\npip install {FLASH}torch2.5cxx11abiTRUE-l.whl", "P105"),
+    (f"pip install torch==2.6.0 -i https://x.y/whl/cu126\npip install {FLASH}torch2.6cxx11abiTRUE-l.whl", ""),
+    # McGill-NLP/nano-aha-moment#3
+    (f"FROM python:3.12\nRUN pip install {FLASH}torch2.5-cp310-cp310-l.whl", "P105"),
+    (f"FROM python:3.12\nRUN pip install {FLASH}torch2.5-cp312-cp312-l.whl", ""),
     ("pip install torch==2.5.1 pyg_lib@https://x.example/pyg_lib-0.4.0+pt24cu121-cp310-cp310-linux_x86_64.whl", "P105"),
     ("pip install torch==2.5.1 https://x.example/torchvision-0.20.1%2Bcu121-cp310-cp310-linux_x86_64.whl", ""),
     ("pip install torch==2.4.1 triton==2.1.0", "P109"),
@@ -148,11 +149,51 @@ PROJECTS = [
     (f'{POETRY}torch = "2.8.0"\ntorchvision = "0.19.0"', "P104"),
     (f'{POETRY}torch = "2.8.0+cu128"\n{SOURCE}', ""),
     (f'{POETRY}torch = "2.8.0+cu128"\n{SOURCE}priority = "explicit"', "P102"),
+    # Hoopoes/CodersInventory docs/root/environment/deep-learning/torch.md
+    (f'{POETRY}torch = {{version = "^2.6.0+cu121", source = "cu121"}}\n{SOURCE.replace("128", "121")}', "P101"),
+    (f'{POETRY}torch = {{version = "^2.6.0+cu128", source = "cu128"}}\n{SOURCE}', ""),
+    (f'{POETRY}torch = [\n{{version="2.4.9", platform="darwin"}},\n{{version="2.4.1", "platform"="linux"}},\n]', ""),
+    (f'{POETRY}torch = [\n  {{version = "2.4.9", markers = "sys_platform == \'linux\'"}},\n]', "P101"),
+    (f'{POETRY}torch = "*"\ntorchvision = "0.19.0"', ""),
+    ("[project]\ndependencies = [\"torch==2.4.9; sys_platform == 'linux'\"]", "P101"),
+    ("[project]\ndependencies = [\"torch==2.4.9; sys_platform == 'darwin'\", 'torch==2.4.1']", ""),
+]
+# A wheel for each kind of machine, by uv's extras (astral-sh/uv#11931, #11945) or by markers (opendatahub-io/
+# notebooks#2454, invoke-ai/InvokeAI#9095, pollen-robotics/microduck_rl#2): extras or markers, GPU, line and code.
+EXTRAS = """[project.optional-dependencies]
+one = ["torch==2.6.0"]
+two = ["torch==2.6.0"]
+[tool.uv.sources]
+torch = [{index = "a", extra = "one"}, {index = "b", extra = "two"}]
+[[tool.uv.index]]
+name = "a"
+url = "https://x.example/whl/A"
+[[tool.uv.index]]
+name = "b"
+url = "https://x.example/whl/B"
+"""
+ARM = UV.replace("2.4.1", "VERSION") + (
+    "[tool.uv.sources]\ntorch = [{ index = 'a', marker = \"platform_machine == 'aarch64'\" }]\n"
+    "[[tool.uv.index]]\nname = 'a'\nurl = 'https://x.example/whl/B'\nexplicit = true\n"
+)
+MACHINES = [
+    (EXTRAS, "cpu", "cu124", "", ""),
+    (EXTRAS, "cpu", "cu128", "", "3 P101"),
+    (EXTRAS, "cu118", "cu124", "V100", ""),
+    (EXTRAS, "cu118", "cu124", "RTX 5090", "2 P101, 3 P101"),
+    (EXTRAS.replace("2.6.0", "2.7.1"), "cu118", "cu128", "RTX 5090", ""),
+    (EXTRAS.replace("2.6.0", "2.7.1"), "cpu", "cu118", "RTX 5090", "3 P101"),
+    (EXTRAS.replace("[project.opt", "dependencies = ['torch>=2']\n[project.opt"), "cpu", "cu124", "A100", ""),
+    (EXTRAS.replace('extra = "two"', "marker = \"extra == 'two'\""), "cpu", "cu128", "", "3 P101"),
+    (ARM.replace("VERSION", "2.9.1"), "", "cu129", "GB10", ""),
+    (ARM.replace("VERSION", "2.9.1"), "", "cu130", "GH200", ""),
+    (ARM.replace("VERSION", "2.6.0"), "", "cu124", "GH200", "2 P101"),
+    (ARM.replace("VERSION", "2.6.0"), "", "cu124", "A100", ""),
 ]
 
 
 def findings(document: Document, query: Query) -> list[PinFinding]:
-    return judge(load(), extensions.load(), read(document), query)
+    return judge(load(), extensions.load(), read(document, machine_arch(load(), query)), query)
 
 
 def test_each_public_file_has_the_right_answer() -> None:
@@ -187,6 +228,15 @@ def test_each_requirement_is_understood(line: str, expected: str) -> None:
 @each(("text", "expected"), PROJECTS)
 def test_each_project_is_understood(text: str, expected: str) -> None:
     assert [f.id for f in findings(Document("pyproject.toml", text, "settings"), Query())] == expected.split()
+
+
+@each(("text", "one", "two", "gpu", "expected"), MACHINES)
+def test_a_wheel_for_each_kind_of_machine_is_judged_for_its_own(
+    text: str, one: str, two: str, gpu: str, expected: str
+) -> None:
+    document = Document("pyproject.toml", text.replace("/A", f"/{one}").replace("/B", f"/{two}"), "settings")
+    found = findings(document, Query(gpus=[gpu] if gpu else []))
+    assert ", ".join(f"{each.line} {each.id}" for each in found) == expected
 
 
 @each("torch", ["torch==2.14.1", f"'torch>=2.14,<2.15,!=1.1{'0' * 250}'"])
@@ -366,6 +416,11 @@ def test_what_nobody_has_read_is_said_and_no_finding(tmp_path: Path) -> None:
         ("torch==2.4.0\nvllm>=0.16", 0, "read: no findings; not judged: vllm>=0.16 (no exact version)\n"),
         ("torch==2.4.0+cu181", 1, "and above it the line --extra-index-url\n"),  # and no advice of cu181's index
         ("", 0, "0 requirements and 0 images read: nothing to judge\n"),
+        (
+            "numpy\ntorch==2.4.0; python_version<'3.13'",
+            0,
+            "read: no findings; not judged: torch of line 2 (not read)\n",
+        ),
     ],
 )
 def test_a_torch_without_facts_is_never_passed_in_silence(tmp_path: Path, pin: str, code: int, says: str) -> None:

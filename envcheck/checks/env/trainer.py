@@ -248,7 +248,9 @@ class TrainerRun:
             lambda _module, _inputs, output: self.dtypes.add(str(output.dtype).rpartition(".")[2])
         )
         arguments = _arguments(directory, self.logs, **options)
-        data = _progressions(torch)
+        starts = [(start, 1 + start % 3) for start in range(_EXAMPLES)]
+        rows = [torch.tensor([(5 * start + at * by) % _WORDS for at in range(_LENGTH)]) for start, by in starts]
+        data = [{"input_ids": row, "labels": row.clone()} for row in rows]
         self.trainer = trainer(model=model, args=arguments, train_dataset=data, callbacks=[_listener(self.losses)])
 
     def train(self, checkpoint: Path | None = None) -> None:
@@ -299,11 +301,6 @@ def _arguments(directory: Path, logs: Path, *, bf16: bool, cpu: bool, tensorboar
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # noqa: SLF001 (the only way to keep one process to one GPU; DataParallel is not meant)
     return arguments
-
-
-def _progressions(torch: Any) -> list[dict[str, Any]]:
-    rows = [[(5 * start + step * (1 + start % 3)) % _WORDS for step in range(_LENGTH)] for start in range(_EXAMPLES)]
-    return [{"input_ids": torch.tensor(row), "labels": torch.tensor(row)} for row in rows]
 
 
 def _listener(losses: list[tuple[int, float]]) -> Any:

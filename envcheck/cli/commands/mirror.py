@@ -198,10 +198,11 @@ def pinned(documents: list[doctor.Document], matrix: "Matrix", query: "Query") -
     from envcheck.matrix import pinned
     from envcheck.matrix.extensions import file
 
+    arch = pinned.machine_arch(matrix, query)
     return [
         doctor.DoctorFinding(where=document.name, **finding._asdict())
         for document in documents
-        for finding in pinned.judge(matrix, file.load(), read(document), query)
+        for finding in pinned.judge(matrix, file.load(), read(document, arch), query)
     ]
 
 

@@ -113,7 +113,11 @@ def command(options: ResolveOptions, settings: Settings) -> int:
     if options.from_file is not None:
         return _judge_file(options.from_file, matrix, query, as_json=options.as_json, quiet=settings.quiet)
     answer = resolve(matrix, query, base_cuda=options.base_cuda, read_here=read, notes=notes)
-    profile = _profile(options.mirror)
+    profile = model.plain_profile(options.mirror)
+    if profile is None:
+        from envcheck.mirrors.profiles import load as profiles  # YAML is imported only where it must be read
+
+        profile = profiles.load(options.mirror)
     extended = _with_extensions(options, matrix, answer, notes, profile) if options.requirements else None
     answer = extended or msgspec.structs.replace(answer, pip=pip_command(answer, profile))
     if options.as_json:
@@ -140,34 +144,27 @@ def _judge_file(path: Path, matrix: Matrix, query: Query, *, as_json: bool, quie
     from envcheck.cli.commands import mirror
     from envcheck.images.pinned_files import read
     from envcheck.matrix.extensions import file as extensions
-    from envcheck.matrix.pinned import not_on_record
+    from envcheck.matrix.pinned import machine_arch, not_on_record
     from envcheck.mirrors.doctor import PreparedDocument, read_files
 
     documents, errors = read_files([path])
     for error in errors:
         raise error
-    file = read(documents[0])
-    if not file.pins and not file.bases and _UNREAD.search(PreparedDocument(documents[0]).code):
+    file, source = read(documents[0], machine_arch(matrix, query)), PreparedDocument(documents[0])
+    unread = None if any(pin.name == "torch" for pin in file.pins) else _UNREAD.search(source.code)
+    if unread and not file.pins and not file.bases:
         formats = "a Dockerfile, a script, requirements, pyproject.toml, uv.lock or environment.yml"
         refuse(f"{path} names torch, but nothing in it was read as a requirement", f"give {formats}")
     findings = mirror.pinned(documents, matrix, query)
     looked_at = f"{counted(len(file.pins), 'requirement')} and {counted(len(file.bases), 'image')} read"
     unknown = not_on_record(matrix, extensions.load(), file)
+    unknown += [f"torch of line {source.line(unread.end() - 1)} (not read)"] if unread else []
     rest = f"; not judged: {', '.join(unknown)}" if unknown else ""
     count = mirror.counted(findings) if file.pins or file.bases else "nothing to judge"
     lines = [*mirror.told(findings, quiet=quiet), f"{printable(str(path))}: {looked_at}: {count}{rest}"]
     answer = {"schema": "envcheck/pinned/1", "wanted": query, "findings": findings, "not_judged": unknown}
     print_answer(answer, lines, as_json=as_json)
     return 1 if any(finding.level == "unreal" for finding in findings) else 0
-
-
-def _profile(name: str) -> Profile:
-    """Return the mirror's profile; YAML is imported only where it must be read."""
-    if plain := model.plain_profile(name):
-        return plain
-    from envcheck.mirrors.profiles.load import load
-
-    return load(name)
 
 
 def _with_extensions(
@@ -332,12 +329,9 @@ def _head(answer: Resolution) -> list[str]:
     if answer.cell is None:
         what = "does not run: no combination matches" if plain else "does not run: no release on record fits"
         return ["not known: no facts say that it runs" if answer.verdict == "not-known" else what, why]
-    return [f"runs: {styled(answer.cell)}", why, *(f"  {line}" for line in _pip(answer))]
-
-
-def _pip(answer: Resolution) -> list[str]:
     command, _, url = answer.pip.rpartition(" --")  # of its index, if it names one
-    return [f"{command} \\", f"    --{url}"] if command else [url] * bool(url)
+    pip = [f"  {command} \\", f"      --{url}"] if command else [f"  {url}"] * bool(url)
+    return [f"runs: {styled(answer.cell)}", why, *pip]
 
 
 def pip_command(answer: Resolution, profile: Profile) -> str:

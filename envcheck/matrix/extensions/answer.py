@@ -141,11 +141,15 @@ def resolve_with(
         of_torch = f" (without {', '.join(want.extension.name for want in requested)})"
         offers = (msgspec.structs.replace(one, change=one.change + of_torch) for one in plain.alternatives)
         return _extended(plain, alternatives=[*offers])
+    cell = best.choice.place.cell
     more: dict[str, object] = {
         "alternatives": alternatives_with(rules, plain, requested, best),
-        "refused_cells": [*_refused_cells(rules, plain, requested, best)] if every_cell else [],
+        "refused_cells": [
+            RefusedCell(cell=str(each.choice.place.cell), verdict=each.verdict, refused=_refusals(requested, each))
+            for each in (every_choice(rules, plain, requested) if every_cell else ())
+            if not each.choice.complete and each.choice.place.cell != cell
+        ],
     }
-    cell = best.choice.place.cell
     if not best.choice.complete:
         first = _refusals(requested, best)
         spans = ", ".join(
@@ -225,16 +229,6 @@ def _refusals(requested: list[WantedExtension], answer: Answer) -> list[RefusedE
         return refused
     names = " + ".join(want.extension.name for want in requested)
     return [RefusedExtension(name=names, word=PINS_CONFLICT, reason=choice.clash)]
-
-
-def _refused_cells(
-    rules: Rules, plain: Resolution, requested: list[WantedExtension], best: Answer
-) -> list[RefusedCell]:
-    return [
-        RefusedCell(cell=str(each.choice.place.cell), verdict=each.verdict, refused=_refusals(requested, each))
-        for each in every_choice(rules, plain, requested)
-        if not each.choice.complete and each.choice.place.cell != best.choice.place.cell
-    ]
 
 
 _PAIR: Final = 2

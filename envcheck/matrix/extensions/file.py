@@ -121,19 +121,16 @@ class Extensions(MatrixRow, frozen=True, kw_only=True):
 
 
 def load(path: Path | None = None) -> Extensions:
-    """Return the extensions in `path`, or the shipped ones. Raises ConfigError."""
+    """Return the extensions in `path`, or the shipped ones. Raises ConfigError, for versions that are none too."""
     name = str(path) if path else SHIPPED.name
     try:
         raw = read_whole(path or SHIPPED)
     except OSError as error:
         refuse(f"{name}: {error.strerror or 'cannot be read'}", "give a readable file with --extensions")
-    return cached(raw, Extensions, [__file__], lambda: loads(raw, name)) if path is None else _own(raw, name)
-
-
-def _own(raw: bytes, name: str) -> Extensions:
-    """Return a site's own facts, which no test has linted. Raises ConfigError for versions that cannot be compared."""
+    if path is None:
+        return cached(raw, Extensions, [__file__], lambda: loads(raw, name))
     extensions = loads(raw, name)
-    for row in extensions.extensions:
+    for row in extensions.extensions:  # no test has linted them
         for release in row.releases:
             for problem in unreadable(release):
                 refuse(

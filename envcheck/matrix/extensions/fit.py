@@ -42,9 +42,9 @@ ORDER: Final = (
 )
 # What can be installed: as a wheel, as a wheel that compiles later, or by a build.
 INSTALLABLE: Final = frozenset({OK, JIT, SOURCE_ONLY})
+# What a torch that is given rules out.
+REFUSED: Final = frozenset({TORCH_PINNED, TORCH_ABI, CUDA_MAJOR, NO_GPU_CODE, PINS_CONFLICT})
 
-# The first torch whose PyTorch and PyPI wheels have the new C++ string ABI (extensions.yaml: read off xformers, vllm).
-_NEW_STRINGS_FROM: Final = "2.7"
 _CHANNELS: Final[tuple[Channel, ...]] = ("pypi", "pytorch", "project", "third-party")
 
 
@@ -192,24 +192,21 @@ def _torch(label: str, release: ExtensionRelease, wheel: ExtensionWheel, place: 
         return None if least else Fit(release, NOT_KNOWN, f"the lowest torch for {label} is not known", wheel)
     if wheel.abi is None:
         return Fit(release, NOT_KNOWN, f"the libraries of this wheel of {label} were never read", wheel)
-    return _strings(label, release, wheel, torch)
+    return _strings(label, release, wheel, place)
 
 
-def _strings(label: str, release: ExtensionRelease, wheel: ExtensionWheel, torch: str) -> Fit | None:
+def _strings(label: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost) -> Fit | None:
     """Refuse C++ symbols with the other string ABI, and those of which it is not known for which torch they are."""
-    if wheel.cxx11abi and _has_new_strings(torch) not in wheel.cxx11abi:
-        kind = "new" if wheel.cxx11abi[0] else "old"
+    if wheel.cxx11abi and has_new_strings(place.cell.torch, place.cell.variant, place.arch) not in wheel.cxx11abi:
+        kind, torch = "new" if wheel.cxx11abi[0] else "old", f"{place.cell.torch}+{place.cell.variant}"
         return Fit(release, TORCH_ABI, f"{label} has the {kind} C++ strings, torch {torch} has the others", wheel)
-    if not wheel.torch and not _names_torch(wheel.built_for or "", release.requires.get("torch", "")):
+    built_for, required = wheel.built_for or "", release.requires.get("torch", "")
+    exact = any(sign in f"{built_for} {required}" for sign in ("==", "~="))
+    # An open range of METADATA does not say for which torch a wheel was built.
+    if not (wheel.torch or exact or ">" in built_for or (">" in required and "<" in required)):
         reason = f"{label} has C++ symbols of libtorch, and for which torch it was built is not known"
         return Fit(release, NOT_KNOWN, reason, wheel)
     return None
-
-
-def _names_torch(built_for: str, required: str) -> bool:
-    """Return whether a requirement says for which torch a wheel was built: an open range of METADATA does not."""
-    exact = any(sign in f"{built_for} {required}" for sign in ("==", "~="))
-    return exact or ">" in built_for or (">" in required and "<" in required)
 
 
 def _code(facts: Facts, label: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost) -> Fit | None:
@@ -277,12 +274,17 @@ def _file(wheel: ExtensionWheel, tag: str, place: CellOnHost) -> str | None:
     """Return the name of the wheel's file; None where it is not known."""
     if wheel.file is None:
         return None
-    strings = "TRUE" if _has_new_strings(place.cell.torch) else "FALSE"
+    strings = "TRUE" if has_new_strings(place.cell.torch, place.cell.variant, place.arch) else "FALSE"
     return wheel.file.replace("{tag}", tag).replace("{torch}", place.minor).replace("{abi}", strings)
 
 
-def _has_new_strings(torch: str) -> bool:
-    return key(torch) >= key(_NEW_STRINGS_FROM)
+def has_new_strings(torch: str, variant: str, arch: str) -> bool:
+    """Return whether a wheel of torch has the new C++ string ABI.
+
+    Those of the Python index since 2.7 (read off xformers, vllm); of 2.6 those for CUDA 12.6 and for aarch64, as its
+    release notes say (Dao-AILab/flash-attention#1644).
+    """
+    return key(torch) >= key("2.7") or (torch.startswith("2.6.") and (variant == "cu126" or arch == "aarch64"))
 
 
 def _binds(wheel: ExtensionWheel) -> str:

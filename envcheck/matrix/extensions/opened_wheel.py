@@ -90,26 +90,23 @@ def _release(opened: OpenedWheel) -> ExtensionRelease:
             f"{opened.name}: its METADATA lies in {opened.contents.directory}.dist-info, which no installer takes",
             "download it again, from its origin",
         )
-    _refuse_unread_requirements(opened.name, metadata.get_all("Requires-Dist") or [])
+    requires = metadata.get_all("Requires-Dist") or []
+    unread = next((line for line in requires if not _is_requirement(line)), None)
+    if unread is not None:  # it may be the pin of torch
+        text = " ".join(unread.split())[:100]
+        refuse(
+            f"{opened.name}: its METADATA requires {text!r}, which names no versions of an index",
+            "take another release: which versions fit cannot be known",
+        )
     _refuse_unread_python(opened, _one_line(metadata["Requires-Python"]))
     _refuse_other_python(opened)
     return ExtensionRelease(
         version=opened.version.public,
         requires_python=_one_line(metadata["Requires-Python"]),
-        requires=requirements(metadata.get_all("Requires-Dist") or [], _environment(opened)),
+        requires=requirements(requires, _environment(opened)),
         wheels=[_wheel(opened)],
         source=[_SOURCE],
     )
-
-
-def _refuse_unread_requirements(name: str, lines: Iterable[str]) -> None:
-    """Raise ConfigError for a requirement that is none, or a URL: it may be the pin of torch."""
-    unread = next((line for line in lines if not _is_requirement(line)), None)
-    if unread is not None:
-        refuse(
-            f"{name}: its METADATA requires {' '.join(unread.split())[:100]!r}, which names no versions of an index",
-            "take another release: which versions fit cannot be known",
-        )
 
 
 def _refuse_unread_python(opened: OpenedWheel, required: str | None) -> None:

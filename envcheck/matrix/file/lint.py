@@ -125,7 +125,12 @@ def _releases(facts: Facts) -> Iterator[Problem]:
             yield Problem(f"torch {newer.torch}", f"released {newer.released}, before {older.torch}")
     for release in releases:
         yield from _companions(release, releases)
-        yield from _pypi(release)
+        for arch, name in release.pypi.items():
+            wheel = release.variant(name)
+            if wheel is None or not any(build.arch == arch for build in wheel.builds):
+                yield Problem(
+                    f"torch {release.torch}", f"PyPI's {arch} wheel is {name}, which has no {arch} build here"
+                )
         for variant in release.variants:
             yield from _variant(facts, release, variant)
 
@@ -140,13 +145,6 @@ def _companions(release: TorchRelease, releases: list[TorchRelease]) -> Iterator
                 yield Problem(where, f"torchvision {release.torchvision} is not above that of {other.torch}")
             if other.torchaudio is None and release.torchaudio is not None:
                 yield Problem(where, f"it has a torchaudio, although {other.torch} has none")
-
-
-def _pypi(release: TorchRelease) -> Iterator[Problem]:
-    for arch, name in release.pypi.items():
-        variant = release.variant(name)
-        if variant is None or not any(build.arch == arch for build in variant.builds):
-            yield Problem(f"torch {release.torch}", f"PyPI's {arch} wheel is {name}, which has no {arch} build here")
 
 
 def _variant(facts: Facts, release: TorchRelease, variant: TorchVariant) -> Iterator[Problem]:

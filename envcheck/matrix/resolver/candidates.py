@@ -127,7 +127,11 @@ def _judged(
         *unless(variant.libraries_verified, f"the cuDNN, NCCL and triton versions of {name}"),
     )
     verdict = _node(facts, variant, build, query.driver, devices)
-    pythons = [query.python] if query.python else _preferred(facts, build.python)
+    pythons = sorted(
+        [query.python] if query.python else build.python,
+        key=lambda python: (facts.matrix.base(python) is not None, not python.endswith("t"), python_key(python)),
+        reverse=True,
+    )
     verdict = verdict._replace(weak=union(verdict.weak, weak))
     return Candidate(release.torch, variant.variant, pythons, verdict, pypi, variant.cuda)
 
@@ -166,14 +170,6 @@ def _node(facts: Facts, variant: TorchVariant, build: Build, driver: str | None,
         parts = dict.fromkeys(part for verdict in verdicts for part in verdict.reason.split("; ") if part != end)
         return Verdict(worst.name, "; ".join([*parts, end]), weak)
     return worst._replace(weak=weak)
-
-
-def _preferred(facts: Facts, pythons: list[str]) -> list[str]:
-    return sorted(
-        pythons,
-        key=lambda python: (facts.matrix.base(python) is not None, not python.endswith("t"), python_key(python)),
-        reverse=True,
-    )
 
 
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,16 +335,13 @@ def _pythons(search: _Search) -> Iterator[Alternative]:
     python = search.query.python
     if python is None:
         return
+    _, minor, free = python_key(python)
     for candidate in search.legal(search.pinned().replace(python=None)):
-        near = min(candidate.pythons, key=lambda other: _distance(python, other))
+        keys = {other: python_key(other) for other in candidate.pythons}
+        near = min(keys, key=lambda other: (abs(keys[other][1] - minor), abs(keys[other][2] - free), -keys[other][1]))
         moved = candidate._replace(pythons=[near])
         yield _alternative(moved, f"keep torch {candidate.torch}+{candidate.variant}: Python {near}")
         return
-
-
-def _distance(python: str, other: str) -> tuple[int, ...]:
-    minor, free = python_key(python)[1:]
-    return (abs(python_key(other)[1] - minor), abs(python_key(other)[2] - free), -python_key(other)[1])
 
 
 def _with_package(search: _Search) -> Iterator[Alternative]:

@@ -67,7 +67,10 @@ def normalized(query: Query) -> Query:
     A CUDA that is the name of a variant ("cu128", "cpu") is one. Raises ConfigError where the local part of a
     torch version contradicts the variant.
     """
-    query = _without_blanks(query)
+    versions = {name: getattr(query, name) for name in _VERSIONS}
+    stripped = {name: value.strip() for name, value in versions.items() if value is not None}
+    gpus = [name for text in query.gpus for name in listed_names(text)]
+    query = query.replace(**stripped, gpus=gpus, cc=[_CC_WORDS.sub(r"\1.\2", value.strip()) for value in query.cc])
     if ".nv" in (query.torch or ""):
         refuse(f"--torch {query.torch} is NVIDIA's own, in its containers alone", "give its release, e.g. 2.10")
     if query.variant is None and query.cuda is not None and _VARIANT.fullmatch(query.cuda.lower()):
@@ -85,13 +88,6 @@ def normalized(query: Query) -> Query:
         python=_PATCH.sub(r"\1", python) or None,
         driver=header[header.lastindex or 0] if header else query.driver,
     )
-
-
-def _without_blanks(query: Query) -> Query:
-    versions = {name: getattr(query, name) for name in _VERSIONS}
-    stripped = {name: value.strip() for name, value in versions.items() if value is not None}
-    gpus = [name for text in query.gpus for name in listed_names(text)]
-    return query.replace(**stripped, gpus=gpus, cc=[_CC_WORDS.sub(r"\1.\2", value.strip()) for value in query.cc])
 
 
 def whole_driver(facts: Facts, query: Query) -> tuple[Query, list[str]]:

@@ -100,7 +100,8 @@ def resolve(
     nightly = _NIGHTLY.fullmatch(query.torch or "")
     query = query.replace(torch=None) if nightly else query
     validate(facts, query)
-    others = _other_accelerators(matrix, query)
+    unknown = [name for name in query.gpus if find_gpu(matrix, name) is None]
+    others = {name: other for name in unknown if (other := other_accelerator(name)) is not None}
     if others and len(others) == len({*query.gpus}) and not query.cc and query.variant != "cpu":
         return _without_wheels(facts, query, others)
     asked = "aarch64" if {others[n].arch if n in others else "" for n in query.gpus} == {"aarch64"} else None
@@ -136,7 +137,13 @@ def resolve(
             if row.legal
             for cell in row.cells()
         ],
-        rejected=[_rejected(one) for one in ranking if not one.legal],
+        rejected=[
+            RejectedCombination(
+                torch=row.torch, variant=row.variant, verdict=row.verdict.name, reason=row.verdict.reason
+            )
+            for row in ranking
+            if not row.legal
+        ],
     )
 
 
@@ -144,11 +151,6 @@ def _nightly(version: str, best: Candidate) -> str:
     wish = "torch" if version == "nightly" else f"torch=={version}"
     command = f"pip install --pre {wish} --index-url {PYTORCH}/whl/nightly/{best.variant}"
     return f"the matrix has no nightly of torch: this is the answer for {best.torch}; a nightly of its CUDA: {command}"
-
-
-def _other_accelerators(matrix: Matrix, query: Query) -> dict[str, OtherAccelerator]:
-    unknown = [name for name in query.gpus if find_gpu(matrix, name) is None]
-    return {name: other for name in unknown if (other := other_accelerator(name)) is not None}
 
 
 def _without_wheels(facts: Facts, query: Query, others: dict[str, OtherAccelerator]) -> Resolution:
@@ -183,11 +185,6 @@ def _images(
     return [cell for cell in legal if facts.matrix.base(cell.python) is not None]
 
 
-def _rejected(one: Candidate) -> RejectedCombination:
-    verdict = one.verdict
-    return RejectedCombination(torch=one.torch, variant=one.variant, verdict=verdict.name, reason=verdict.reason)
-
-
 def _no_release(matrix: Matrix, query: Query) -> Candidate:
     releases = sorted((release.torch for release in matrix.torch), key=key)
     reason = f"the matrix has no torch {query.torch}: it has {releases[0]} - {releases[-1]}"
@@ -218,19 +215,15 @@ def sentences(
     offers: list[Alternative],
 ) -> list[str]:
     """Return the notes, one sentence each."""
-    lines = [*_arch(query, devices, arch), *_capabilities(facts, query)]
+    lines = [f"host architecture not given: {arch}"] if query.arch is None and not devices else []
+    other = [device for device in devices if device.gpu is not None and device.gpu.host_arch != arch]
+    listed = "but the matrix lists {0.label} only in {0.gpu.host_arch} hosts"
+    lines += [f"{arch} was requested, {listed.format(device)}" for device in other]
+    lines += _capabilities(facts, query)
     if query.driver is None and best.legal and best.cuda is not None:
         lines += _driver(facts, query, devices, arch, best)
     lines += _first_of_branch(facts, devices, offers)
     return lines
-
-
-def _arch(query: Query, devices: list[Device], arch: HostArch) -> Iterator[str]:
-    if query.arch is None and not devices:
-        yield f"host architecture not given: {arch}"
-    for device in devices:
-        if device.gpu is not None and device.gpu.host_arch != arch:
-            yield f"{arch} was requested, but the matrix lists {device.label} only in {device.gpu.host_arch} hosts"
 
 
 def _capabilities(facts: Facts, query: Query) -> Iterator[str]:

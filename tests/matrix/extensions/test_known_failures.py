@@ -62,9 +62,13 @@ def test_a_build_has_kernels_for_newer_gpus_of_the_same_major(ask_with: AskWith)
     assert flash.verdict == "source-only"
 
 
-@each(("torch", "strings"), [("2.6.0", "FALSE"), ("2.8.0", "TRUE")])
-def test_failure_2_the_wheel_has_the_strings_of_its_torch(ask_with: AskWith, torch: str, strings: str) -> None:
-    (flash,) = ask_with("flash-attn", torch=torch, **H100).extensions
+@each(
+    ("torch", "variant", "strings"), [("2.6.0", "cu124", "FALSE"), ("2.6.0", "cu126", "TRUE"), ("2.8.0", None, "TRUE")]
+)
+def test_failure_2_the_wheel_has_the_strings_of_its_torch(
+    ask_with: AskWith, torch: str, variant: str | None, strings: str
+) -> None:
+    (flash,) = ask_with("flash-attn", torch=torch, variant=variant, **H100).extensions
     assert f"torch{torch[:3]}cxx11abi{strings}-" in (flash.file or "")
 
 
