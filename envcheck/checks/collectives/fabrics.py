@@ -32,6 +32,11 @@ _TCP = ("tcp", "sockets")
 LIBRARIES = "install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or libibverbs (Fedora, RHEL) in the image"
 _HANDED = "give the container /dev/infiniband (--device /dev/infiniband --network host; Kubernetes: an rdma/… resource)"
 _PLUGIN = "install the network's NCCL plug-in for this NCCL (EFA: aws-ofi-nccl and libfabric), first on LD_LIBRARY_PATH"
+# A plug-in that is there lacks a library, or a newer one (AI-Hypercomputer/gpu-recipes#5).
+_LACKS = r"version `GLIBC\w*[^']{0,20}' not found|undefined symbol|(?<=: )(?!libnccl-net)lib[\w.+-]{1,60}: cannot open"
+_BUILT = (
+    "take an image whose libraries are as new as those that the network's NCCL plug-in was built on, or its own image"
+)
 # What NCCL says of a network that it cannot use, the most telling first, and what to do. Of libibverbs.so without a
 # number 2.30 complains on sound machines too; that no plug-in was found is a fault on EFA alone.
 _TROUBLE = (
@@ -44,6 +49,7 @@ _TROUBLE = (
     (re.compile(rf"NET/OFI (?:aws-ofi-nccl initialization failed|Couldn't open a fabric){_TEXT}"), _PLUGIN),
     (re.compile(rf"NET/OFI Selected [Pp]rovider is (?:tcp|sockets){_TEXT}"), _PLUGIN),
     (re.compile(rf"External network plugin {_TEXT}unsupported|Failed to initialize NET plugin{_TEXT}"), _PLUGIN),
+    (re.compile(rf"NET/Plugin ?: {_TEXT}(?:{_LACKS}){_TEXT}"), _BUILT),
     (re.compile(rf"NET/Plugin ?: {_TEXT}No plugin found|NET/Plugin ?: Could not find{_TEXT}"), _PLUGIN),
 )
 FIX = "look at NCCL's log, the check fabric-libraries and NCCL_NET, NCCL_IB_DISABLE, NCCL_IB_HCA"

@@ -64,6 +64,21 @@ def bandwidth(view: View, busbw: float, message: str, way: str, **more: Any) -> 
         (INFO + "NET/IB : No device found.\n" + SOCKETS, "NET/IB : No device found", "/dev/infiniband"),
         (INFO + "NET/Plugin: Could not find: libnccl-net.so\n" + SOCKETS, "Could not find", "plug-in"),
         (
+            INFO + "NET/Plugin: No plugin found (libnccl-net.so)\n" + INFO + "NET/Plugin: Plugin load returned 2 : "
+            "/lib/libc.so.6: version `GLIBC_2.32' not found (required by /usr/local/lib64/libnccl-net.so) : when\n",
+            "GLIBC_2.32",
+            "built on",
+        ),  # AI-Hypercomputer/gpu-recipes#5
+        (
+            INFO
+            + "NET/Plugin : Plugin load (libnccl-net.so) returned 2 : libnccl-net.so: cannot open shared object\n"
+            + INFO
+            + "NET/Plugin : No plugin found, using internal implementation\n"
+            + SOCKETS,
+            "No plugin found",
+            "install",
+        ),
+        (
             "node1:1:2 [0] misc/ibvwrap.cc:240 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate "
             "memory\n" + SOCKETS,
             "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
