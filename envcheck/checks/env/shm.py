@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
@@ -35,17 +35,15 @@ def measure(rank: Rank) -> Measured:
 
 def _held() -> int:
     """Return the bytes there of other users who run something now: their jobs share the machine."""
-    running: set[int] = set()
-    for folder in os.scandir("/proc"):
-        with contextlib.suppress(OSError):  # it ended
-            running.add(folder.stat().st_uid)
-    others, held = running - {0, os.getuid()}, 0
-    for directory, _, names in os.walk(PATH):
-        for name in names:
-            with contextlib.suppress(OSError):
-                state = os.lstat(f"{directory}/{name}")
-                held += state.st_blocks * 512 if state.st_uid in others else 0
-    return held
+    running = {state.st_uid for state in _states(os.scandir("/proc"))} - {0, os.getuid()}
+    files = (f"{directory}/{name}" for directory, _, names in os.walk(PATH) for name in names)
+    return sum(state.st_blocks * 512 for state in _states(files) if state.st_uid in running)
+
+
+def _states(paths: Iterable[str | os.DirEntry[str]]) -> Iterator[os.stat_result]:
+    for path in paths:
+        with contextlib.suppress(OSError):  # it is gone
+            yield os.lstat(path)
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:

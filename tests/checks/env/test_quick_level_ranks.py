@@ -1,10 +1,15 @@
 """What groups of ranks report, judged: the truth passes, and each lie is caught by name."""
 
 import dataclasses
+import os
+import subprocess
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from envcheck.checks import ERROR, FAIL, PASS, WARN, View
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, WARN, Rank, View
 from envcheck.checks.collectives import timed_collectives
 from envcheck.checks.env import all_reduce, all_reduce_bandwidth, amp, ddp, shm
 from envcheck.reports.phrases import quantity
@@ -13,6 +18,7 @@ from tests.checks.env import test_amp, test_ddp
 from tests.tables import each
 
 NAN = float("nan")
+RANK = Rank(0, 1, 0, "cpu", "gloo", "")
 
 
 def curve(busbw: float, world: int) -> list[Entry]:
@@ -141,6 +147,19 @@ def test_shared_memory_that_running_jobs_of_others_fill_is_no_fault_and_what_was
     for held, status, code in ((512 << 20, WARN, "shm.held"), (511 << 20, FAIL, "shm.full"), ("x", FAIL, "shm.full")):
         outcome = shm.judge(cpu, [{"rank": 0, "total": 8 << 30, "free": 0, "held": held}])
         assert (outcome.status, outcome.code) == (status, code)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs the right to give a file to another user")
+def test_a_file_of_another_user_counts_while_that_user_runs_something() -> None:
+    nobody, before = 65534, shm.measure(RANK)["held"]
+    with tempfile.NamedTemporaryFile(dir=shm.PATH) as file:
+        file.write(bytes(1 << 20))
+        file.flush()
+        os.chown(file.name, nobody, nobody)
+        with subprocess.Popen(["sleep", "60"], user=nobody) as job:
+            held = shm.measure(RANK)["held"] - before
+            job.kill()
+        assert held == 1 << 20
 
 
 @each(
