@@ -171,8 +171,7 @@ class _Judge:
         elif pin.exact and self.matrix.release(pin.exact) is None:
             older = [row.torch for row in self.newest_first if key(row.torch) < key(pin.exact)]
             if older and len(older) < len(self.newest_first):
-                what, fix = f"there is no torch {pin.exact}", f"write torch=={older[0]}"
-                yield PinFinding(pin.line, "P101", "unreal", what, fix)
+                yield PinFinding(pin.line, "P101", "unreal", f"there is no {pin.text}", f"write torch=={older[0]}")
 
     def answer(self, pin: Pin) -> Resolution | None:
         """Return what the resolver says to the wheel that pip takes; None where that is not known."""

@@ -57,7 +57,11 @@ def measure(rank: Rank) -> Measured:
     entry: Measured = {**process_group.standing(rank, data), "name": torch.cuda.get_device_name(device), "seed": seed}
     values, errors, products, lacking = {}, {}, {}, {}
     with hardware_sampler.Sampler(entry["device"], rank.local_rank, INTERVAL) as sampler:
-        _preheat(torch, data.half())
+        half, until = data.half(), time.monotonic() + PREHEAT
+        while time.monotonic() < until:
+            for _ in range(5):
+                torch.mm(half, half)
+            torch.cuda.synchronize()
     for dtype in DTYPES:
         why = _lacking(torch, dtype, device, capability)
         if why:
@@ -74,14 +78,6 @@ def _lacking(torch: Any, dtype: str, device: Any, capability: tuple[int, int]) -
     if dtype == "float8":
         return fp8_training.lacking(torch, device, capability)
     return "not in this GPU" if dtype in ("bfloat16", "tf32") and capability < training.BFLOAT16_SINCE else ""
-
-
-def _preheat(torch: Any, data: Any) -> None:
-    until = time.monotonic() + PREHEAT
-    while time.monotonic() < until:
-        for _ in range(5):
-            torch.mm(data, data)
-        torch.cuda.synchronize()
 
 
 def _timed(torch: Any, dtype: str, data: Any) -> tuple[float, exact_data.Products]:

@@ -36,15 +36,10 @@ def measure(rank: Rank) -> Measured:
         "image": is_image(),
         "contained": contained(),
         "uid": os.getuid(),
-        "mapped": _mapped(control_group.text(Path("/proc/self/uid_map"))),
+        # Whether uid 0 is somebody else outside: a rootless container.
+        "mapped": control_group.text(Path("/proc/self/uid_map")).split()[:2] not in ([], ["0", "0"]),
         "init": control_group.text(Path("/proc/1/comm")).strip(),
     }
-
-
-def _mapped(text: str) -> bool:
-    """Return whether uid 0 in here is somebody else outside, as in a rootless container."""
-    first = text.split()[:2]
-    return len(first) == 2 and first != ["0", "0"]  # noqa: PLR2004 (inside and outside)
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:

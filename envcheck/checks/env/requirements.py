@@ -42,6 +42,8 @@ UNDECLARED = (
     ("torch.utils.cpp_extension", "torch/utils/cpp_extension.py", "pkg_resources", (4,), "geopavlakos/hamer#139"),
     ("torchrun", "torch/distributed/elastic/rendezvous/registry.py", "importlib_metadata", (3, 10), "pytorch#163946"),
 )
+# What torch does not pin, though it pins CUDA's headers: of another minor, nothing compiles at first use (FlashInfer).
+TOOLCHAIN = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
 
 _Packages = dict[str, importlib.metadata.Distribution]
 
@@ -55,7 +57,7 @@ def measure(rank: Rank) -> Measured:
         "rank": rank.rank,
         "packages": len(installed),
         "reader": reader and reader.__name__.split(".")[0],
-        "broken": sorted([*broken, *_undeclared()]),
+        "broken": sorted([*broken, *_undeclared(installed)]),
         "behind": sorted(behind),
         "shadowed": shadowed,
         "left": _left(installed),
@@ -76,7 +78,12 @@ def _broken(reader: Any, installed: _Packages, hidden: _Packages) -> tuple[list[
     return broken, behind
 
 
-def _undeclared() -> Iterator[str]:
+def _undeclared(installed: _Packages) -> Iterator[str]:
+    headers = installed.get("nvidia-cuda-runtime")
+    minor = ".".join(str(headers and headers.version).split(".")[:2])
+    for name in TOOLCHAIN if headers else ():
+        if name in installed and not str(installed[name].version).startswith(f"{minor}."):
+            yield f"nvidia-cuda-runtime {minor} needs {name}=={minor}.*, and has {installed[name].version} (vllm#44305)"
     for user, path, module, before, why in UNDECLARED:
         file = Path(getattr(importlib.util.find_spec(path.split("/")[0]), "origin", None) or "").parent.parent / path
         imports = file.is_file() and re.search(rf"(?m)^\s*(import|from) {module}\b", file.read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ import pytest
 
 from envcheck.checks import ERROR, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.env import image_config
-from envcheck.checks.support import secret_patterns
+from envcheck.checks.support import control_group, secret_patterns
 from tests.tables import beside, each
 
 CASES = beside(__file__)
@@ -62,8 +62,9 @@ def test_nothing_measured_is_no_pass(cpu: View) -> None:
 
 
 @each("text, mapped", [("0 0 4294967295", False), ("0 100000 65536", True), ("", False)])
-def test_a_rootless_containers_root_is_nobody(text: str, *, mapped: bool) -> None:
-    assert image_config._mapped(text) == mapped  # noqa: SLF001 (a parser of /proc)
+def test_a_rootless_containers_root_is_nobody(monkeypatch: pytest.MonkeyPatch, text: str, *, mapped: bool) -> None:
+    monkeypatch.setattr(control_group, "text", lambda _path: text)
+    assert image_config.measure(RANK)["mapped"] == mapped
 
 
 def test_this_process_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
