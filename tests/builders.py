@@ -30,6 +30,13 @@ TORCH_CU128 = {
 Entry = dict[str, Any]
 
 
+def plant(root: Path, files: Mapping[str, str | bytes]) -> None:
+    """Write files of a tree, with their directories."""
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
 def machine(name: str) -> Snapshot:
     return from_json(json.loads((DATA / "snapshots" / f"{name}.json").read_text(encoding="utf-8")))
 
@@ -45,25 +52,27 @@ def cpu_view() -> View:
     return View(machine("cpu"), {"torch": "2.13.0+cpu", "cuda": None, "device_count": 0, "python": "3.11.2"})
 
 
-def put(view: View, **signals: Any) -> View:
+def signals(values: Mapping[str, Any]) -> dict[str, Signal]:
+    """Return signals by their names: {reason: …, why: …} stands for one without a value, a Signal for itself."""
+    unread = {name: Signal(**value) for name, value in values.items() if isinstance(value, dict) and "why" in value}
+    return {name: value if isinstance(value, Signal) else Signal(value) for name, value in values.items()} | unread
+
+
+def put(view: View, **changes: Any) -> View:
     """Change signals of a node: `put(view, kernel__xids=[...])`; a Signal stands as it is, anything else is a value."""
-    named = {name.replace("__", "."): _signal(value) for name, value in signals.items()}
+    named = signals({name.replace("__", "."): value for name, value in changes.items()})
     snapshot = dataclasses.replace(view.snapshot, signals={**view.snapshot.signals, **named})
     return dataclasses.replace(view, snapshot=snapshot)
 
 
-def put_gpu(view: View, indices: Sequence[int], **signals: Any) -> View:
+def put_gpu(view: View, indices: Sequence[int], **changes: Any) -> View:
     """Change signals of the GPUs with these indices: `put_gpu(view, [3], temperature=99)`."""
-    named = {name: _signal(value) for name, value in signals.items()}
+    named = signals(changes)
     gpus = [
         dataclasses.replace(gpu, signals={**gpu.signals, **named}) if index in indices else gpu
         for index, gpu in enumerate(view.snapshot.gpus)
     ]
     return dataclasses.replace(view, snapshot=dataclasses.replace(view.snapshot, gpus=gpus))
-
-
-def _signal(value: Any) -> Signal:
-    return value if isinstance(value, Signal) else Signal(value)
 
 
 def group(

@@ -1,6 +1,8 @@
 """Programs that tests run to their end."""
 
+import json
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,3 +11,11 @@ from typing import Any
 def ran(argv: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a program as subprocess.run does, and keep what it writes; how it ends is the test's to judge."""
     return subprocess.run(argv, capture_output=True, text=True, check=False, **options)
+
+
+def checked(python: str | Path, output: Path, *words: str, before: Sequence[str] = (), **options: Any) -> Any:
+    """Run `envcheck run` with a Python: how it ended, and the outcomes of its report by id."""
+    command = [*before, sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(python), *words]
+    done = ran([*command, "--output", str(output)], **options)
+    assert output.exists(), done.stderr
+    return done, {row["id"]: row for row in json.loads(output.read_bytes())["outcomes"]}

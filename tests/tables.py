@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 
-def beside(test: str) -> dict[str, Any]:
-    """Return the tables of the YAML file that lies beside a test's file and has its name."""
-    tables: dict[str, Any] = yaml.safe_load(Path(test).with_suffix(".yaml").read_text(encoding="utf-8"))
-    return tables
+def beside(test: str, name: str = "") -> Any:
+    """Return what the YAML file holds that lies beside a test's file, by its name or that of the test."""
+    path = Path(test).with_name(name) if name else Path(test).with_suffix(".yaml")
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

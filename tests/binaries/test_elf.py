@@ -184,12 +184,8 @@ def test_real_libraries_are_read_as_pyelftools_reads_them() -> None:
     assert compared >= 20
 
 
-NEW, OLD, STABLE, NONE = (
-    "libtorch C++ (cxx11abi=1)",
-    "libtorch C++ (cxx11abi=0)",
-    "torch stable ABI",
-    "no torch symbols",
-)
+NEW, OLD = "libtorch C++ (cxx11abi=1)", "libtorch C++ (cxx11abi=0)"
+STABLE, NONE = "torch stable ABI", "no torch symbols"
 MIXED = f"mixed: some libraries on the stable ABI, others {NEW}"
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from envcheck.checks import View, node_links
 from envcheck.node.snapshot import Snapshot
+from tests.builders import group
 from tests.tables import each
 
 NODES = 4
@@ -14,38 +15,19 @@ def view(mode: str = "gpu") -> View:
 
 
 def link(source: int, seconds: float = 0.01, wrong: int = 0) -> dict[str, Any]:
-    curve = [{"bytes": 10**9, "seconds": seconds}]
-    return {
-        "source": source,
-        "latency": 1e-5,
-        "curve": curve,
-        "messages": 32,
-        "wrong": wrong,
-        "first": 3 if wrong else None,
-    }
+    told = {"messages": 32, "wrong": wrong, "first": 3 if wrong else None}
+    return {"source": source, "latency": 1e-5, "curve": [{"bytes": 10**9, "seconds": seconds}], **told}
 
 
 def ranks(mode: str = "gpu", /, **changed: dict[str, Any]) -> list[dict[str, Any]]:
     """Return what a rank on each of four nodes measured; `changed` by the link's name, n1_n3."""
-    gpu = mode == "gpu"
-    return [
-        {
-            "rank": node,
-            "world": NODES,
-            "host": f"n{node + 1}",
-            "is_cuda": gpu,
-            "device": f"GPU-{node}" if gpu else "cpu",
-            "backend": "nccl" if gpu else "gloo",
-            "node": node,
-            "nodes": NODES,
-            "links": [
-                link(source, **changed.get(f"n{source + 1}_n{node + 1}", {}))
-                for source in range(NODES)
-                if source != node
-            ],
-        }
-        for node in range(NODES)
-    ]
+
+    def measured(node: int) -> dict[str, Any]:
+        sources = [source for source in range(NODES) if source != node]
+        links = [link(source, **changed.get(f"n{source + 1}_n{node + 1}", {})) for source in sources]
+        return {"host": f"n{node + 1}", "node": node, "nodes": NODES, "links": links}
+
+    return group(measured, NODES, gpu=mode == "gpu")
 
 
 def every_link_of(name: str, **changed: Any) -> dict[str, dict[str, Any]]:

@@ -77,8 +77,8 @@ def filled(**values: int) -> Callable[..., int]:
     return write
 
 
-def field(*, kind: int = 1, code: int = 0, **value: int) -> SimpleNamespace:
-    return SimpleNamespace(nvmlReturn=code, valueType=kind, value=SimpleNamespace(**value))
+def field(value: int = 0, code: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(nvmlReturn=code, valueType=1, value=SimpleNamespace(uiVal=value))
 
 
 class FakeNvml:
@@ -87,17 +87,6 @@ class FakeNvml:
     NVMLError = NVMLError
     NVML_NVLINK_MAX_LINKS = 4
     NVML_VALUE_TYPE_UNSIGNED_INT = 1
-    NVML_VALUE_TYPE_SIGNED_LONG_LONG = 4
-    NVML_VALUE_TYPE_SIGNED_INT = 5
-    NVML_VALUE_TYPE_UNSIGNED_SHORT = 6
-    NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON = 90
-    NVML_FI_DEV_RESET_STATUS = 226
-    NVML_FI_DEV_DRAIN_AND_RESET_STATUS = 227
-    NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
-    NVML_FI_DEV_ACTIVE_BANK_REMAPPINGS = 303
-    NVML_FI_DEV_INACTIVE_BANK_REMAPPINGS = 304
-    NVML_FI_DEV_BANK_REMAPPER_HISTOGRAM_NONE = 306
-    NVML_FI_DEV_PENDING_BANK_REMAPPING = 307
     c_nvmlEccSramErrorStatus_v1_t = Structure  # noqa: N815 (NVML's name)
     c_nvmlGpuFabricInfo_v3_t = Structure  # noqa: N815 (NVML's name)
     c_nvmlGpuFabricInfo_v2_t = Older  # noqa: N815 (NVML's name)
@@ -121,33 +110,18 @@ class FakeNvml:
             "nvmlDeviceGetUUID": "GPU-1",
             "nvmlDeviceGetCudaComputeCapability": (9, 0),
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80 << 30, used=1 << 30, free=79 << 30),
-            "nvmlDeviceGetEnforcedPowerLimit": 700000,
-            "nvmlDeviceGetPowerManagementDefaultLimit": 700000,
             "nvmlDeviceGetPowerUsage": 71500,
-            "nvmlDeviceGetClockInfo": 345,
-            "nvmlDeviceGetMaxClockInfo": 1980,
-            "nvmlDeviceGetApplicationsClock": 1980,
-            "nvmlDeviceGetDefaultApplicationsClock": 1980,
-            "nvmlDeviceGetCurrPcieLinkGeneration": 1,
-            "nvmlDeviceGetMaxPcieLinkGeneration": 5,
-            "nvmlDeviceGetCurrPcieLinkWidth": 16,
-            "nvmlDeviceGetMaxPcieLinkWidth": 16,
             "nvmlDeviceGetEccMode": (1, 1),
             "nvmlDeviceGetMigMode": (0, 0),
             "nvmlDeviceGetTemperature": 33,
             "nvmlDeviceGetPciInfo": SimpleNamespace(busId=b"00000000:19:00.0"),
-            "nvmlDeviceGetBrand": 14,
             "nvmlDeviceGetRemappedRows": (0, 1, 0, 0),
             "nvmlDeviceGetNvLinkState": 1,
             "nvmlDeviceGetNvLinkErrorCounter": 2,
             "nvmlDeviceGetBAR1MemoryInfo": SimpleNamespace(bar1Total=128 << 30),
-            "nvmlDeviceGetCurrentClocksEventReasons": 0x1,
             "nvmlDeviceGetRetiredPages": [],
             "nvmlDeviceGetComputeRunningProcesses": [],
             "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=0, memory=0),
-            "nvmlDeviceGetNvLinkRemoteDeviceType": 2,
-            "nvmlSystemGetProcessName": "python",
-            "nvmlDeviceGetMarginTemperature": 52,
             "nvmlDeviceGetVbiosVersion": "96.00.74.00.01",
             "nvmlDeviceGetGridLicensableFeatures_v4": SimpleNamespace(
                 licensableFeaturesCount=1,
@@ -155,7 +129,7 @@ class FakeNvml:
             ),
             "nvmlDeviceGetRepairStatus": [0, 1],
             "nvmlDeviceGetRowRemapperHistogram": SimpleNamespace(max=638, high=1, partial=0, low=0, none=1),
-            "nvmlDeviceGetFieldValues": [field(uiVal=0)],
+            "nvmlDeviceGetFieldValues": [field()],
             "nvmlDeviceGetSramEccErrorStatus": filled(aggregateUncSecDed=1, aggregateUncParity=2),
             "nvmlDeviceGetGpuFabricInfoV": filled(state=3, status=0, healthSummary=1),
             **answers,
@@ -182,7 +156,7 @@ def read(sources: Mapping[str, Source]) -> dict[str, Signal]:
 
 @pytest.fixture
 def fake_nvml() -> Callable[..., FakeNvml]:
-    """Build an NVML that refuses what `refused` names."""
+    """Return what builds an NVML that refuses what `refused` names."""
     return lambda refused=None, **answers: FakeNvml(refused or {}, **answers)
 
 

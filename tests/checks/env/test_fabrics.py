@@ -8,7 +8,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.collectives import fabrics, timed_collectives, transports
 from envcheck.checks.env import all_reduce_bandwidth, collective_bandwidth, fabric_libraries, rails, transport
-from tests.builders import Entry, gpu_view, group, put
+from tests.builders import Entry, gpu_view, group, plant, put
 from tests.tables import each
 
 A_RAIL = {"device": "mlx5_0", "port": "1", "layer": "InfiniBand", "vendor": "0x15b3", "rate": 400.0}
@@ -20,10 +20,8 @@ INFO = "node1:1:2 [0] NCCL INFO "
 NO_VERBS = INFO + "Failed to open libibverbs.so[.1]\n"
 NO_VERBS_230 = INFO + "Count not open libibverbs.so.1: cannot open shared object file\n"
 SOUND_230 = INFO + "Count not open libibverbs.so\n"
-SOCKETS = (
-    INFO + "NET/Socket : Using [0]eth0:10.45.223.193<0>\n" + INFO + "Initialized NET plugin Socket\n"
-    f"{INFO}Using network Socket\n"
-)
+SOCKETS = f"{INFO}NET/Socket : Using [0]eth0:10.45.223.193<0>\n{INFO}Using network Socket\n"
+NO_MEMORY = "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"
 NVLS = INFO + "NVLS comm 0x1 headRank 0 nHeads 8\nAllReduce: 268435456 Bytes -> Algo NVLS_TREE proto SIMPLE\n"
 
 
@@ -70,20 +68,12 @@ def bandwidth(view: View, busbw: float, message: str, way: str, **more: Any) -> 
             "built on",
         ),  # AI-Hypercomputer/gpu-recipes#5
         (
-            INFO
-            + "NET/Plugin : Plugin load (libnccl-net.so) returned 2 : libnccl-net.so: cannot open shared object\n"
-            + INFO
-            + "NET/Plugin : No plugin found, using internal implementation\n"
-            + SOCKETS,
+            INFO + "NET/Plugin : Plugin load (libnccl-net.so) returned 2 : libnccl-net.so: cannot open shared object\n"
+            f"{INFO}NET/Plugin : No plugin found, using internal implementation\n{SOCKETS}",
             "No plugin found",
             "install",
         ),
-        (
-            "node1:1:2 [0] misc/ibvwrap.cc:240 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate "
-            "memory\n" + SOCKETS,
-            "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
-            "memlock",
-        ),
+        (f"node1:1:2 [0] misc/ibvwrap.cc:240 NCCL WARN {NO_MEMORY}\n{SOCKETS}", NO_MEMORY, "memlock"),
         (INFO + "NCCL_IB_DISABLE set by environment to 1.\n" + SOCKETS, "Using network Socket", "NCCL_IB_DISABLE"),
     ],
 )
@@ -183,12 +173,9 @@ def test_ports_are_read_off_the_node(tmp_path: Path) -> None:
         (azure, "mlx5_9", "4: ACTIVE", "Ethernet"),
         (azure, "mlx5_7", "4: ACTIVE", "InfiniBand"),
     ):
-        port = at / device / "ports/1"
-        port.mkdir(parents=True)
-        (at / device / "device").mkdir()
-        (at / device / "device/vendor").write_text("0x15b3\n")
-        for name, text in (("state", state), ("link_layer", layer), ("rate", "400 Gb/sec (4X NDR)")):
-            (port / name).write_text(f"{text}\n")
+        port = {"state": f"{state}\n", "link_layer": f"{layer}\n", "rate": "400 Gb/sec (4X NDR)\n"}
+        plant(at / device / "ports/1", port)
+        plant(at / device, {"device/vendor": "0x15b3\n"})
     # An HGX B200's bridge to its switches (siderolabs/extensions#893).
     (found / "mlx5_8/device/vpd").write_bytes(b"\x82\x00V3 SW_MNG \xff V4")
     # Azure's Ethernet carries no RoCE, its InfiniBand is one (Azure/aks-rdma-infiniband#11).
@@ -199,15 +186,9 @@ def test_ports_are_read_off_the_node(tmp_path: Path) -> None:
 
 
 def libraries(**changes: Any) -> list[Entry]:
-    sound = {
-        "rank": 0,
-        "libraries": dict.fromkeys(fabric_libraries.LIBRARIES),
-        "providers": ["libmlx5-rdmav34.so"],
-        "plugins": {"libnccl-net.so": ABSENT},
-        "ports": RAILS,
-        "maker": "Dell Inc.",
-    }
-    return [sound | changes]
+    loaded = {"libraries": dict.fromkeys(fabric_libraries.LIBRARIES), "providers": ["libmlx5-rdmav34.so"]}
+    machine = {"plugins": {"libnccl-net.so": ABSENT}, "ports": RAILS, "maker": "Dell Inc."}
+    return [{"rank": 0, **loaded, **machine, **changes}]
 
 
 ABSENT = "libnccl-net.so: cannot open shared object file: No such file or directory"

@@ -1,12 +1,11 @@
 """Foreign environments: the interpreters that ENVCHECK_TEST_FOREIGN lists (separated by colons) run these checks."""
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import checked
 
 FOREIGN = [Path(python) for python in os.environ.get("ENVCHECK_TEST_FOREIGN", "").split(":") if python]
 IDS = (
@@ -19,8 +18,6 @@ IDS = (
 @pytest.mark.parametrize("python", FOREIGN, ids=str)
 def test_no_check_fails_a_sound_foreign_environment(python: Path, tmp_path: Path) -> None:
     only = [word for name in IDS for word in ("--only", name)]
-    argv = [sys.executable, "-m", "envcheck", "run", "--python", str(python), *only, "--json", "--output", "r.json"]
-    completed = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
-    outcomes = json.loads(completed.stdout)["outcomes"]
-    bad = {row["id"]: row["summary"] for row in outcomes if row["status"] in ("fail", "error")}
-    assert not bad, f"{bad}\n{completed.stderr}"
+    done, rows = checked(python, tmp_path / "r.json", *only, cwd=tmp_path, timeout=600)
+    bad = {name: row["summary"] for name, row in rows.items() if row["status"] in ("fail", "error")}
+    assert not bad, f"{bad}\n{done.stderr}"

@@ -1,8 +1,5 @@
 """What `kernels` makes of what ranks report, its table, and a sound torch."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +10,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, View
 from envcheck.checks.env import kernels
 from tests.builders import Entry, gpu_view, group
+from tests.processes import checked, ran
 
 NAN = float("nan")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -33,11 +31,7 @@ MEASURED: dict[str, Any] = {
 LIES: list[tuple[Entry, str, str]] = [
     ({"wrong": [FAR]}, FAIL, "exp float32 of size 13 is off by 257 units roundoff"),
     ({"wrong": [{**FAR, "error": 1e300}]}, FAIL, "off by 1e+300"),
-    (
-        {"wrong": [{"operator": "fft", "dtype": "float32", "raised": "RuntimeError: CUFFT"}]},
-        FAIL,
-        "CUFFT",
-    ),
+    ({"wrong": [{"operator": "fft", "dtype": "float32", "raised": "RuntimeError: CUFFT"}]}, FAIL, "CUFFT"),
     ({"subnormals": ["1e-40 * 1 in float32"]}, FAIL, "1e-40 * 1 in float32 is not what it was"),
     ({"ran": {"float32": 400, "float64": 400, "float16": 400}}, ERROR, "ran no operators in bfloat16"),
     ({"ran": dict.fromkeys(DTYPES, 3)}, ERROR, "ran 3 operators in float64"),
@@ -107,14 +101,6 @@ def test_every_row_of_the_table_is_read() -> None:
     assert {row.name for row in rows if "lack" not in row.options} >= {"attention default", "SGD foreach", "mm"}
 
 
-def measured(output: Path, python: Path, level: str, environment: dict[str, str] | None = None) -> Any:
-    command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(python), "--only", "kernels"]
-    command += ["--level", level, "--nproc", "1", "--output", str(output)]
-    subprocess.run(command, capture_output=True, check=False, env=environment)
-    [row] = json.loads(output.read_text())["outcomes"]
-    return row
-
-
 DRAWS = """
 import torch
 from envcheck.checks.env import kernels
@@ -132,13 +118,14 @@ print(survey.found["wrong"])
 def test_no_draw_of_numbers_accuses_a_sound_torch(torch_python: Path) -> None:
     """One draw in 25 did: sums of numbers of both signs came close to zero (torch 2.6 and 2.13)."""
     root = str(Path(kernels.__file__).parents[3])
-    done = subprocess.run([torch_python, "-c", DRAWS], cwd=root, capture_output=True, text=True, check=False)
+    done = ran([torch_python, "-c", DRAWS], cwd=root)
     assert done.stdout == "[]\n", done.stderr + done.stdout
 
 
 @pytest.mark.torch
 def test_a_sound_torch_agrees_with_itself(torch_python: Path, tmp_path: Path) -> None:
-    row = measured(tmp_path / "report.json", torch_python, "standard")
+    options = ("--only", "kernels", "--level", "standard", "--nproc", "1")
+    row = checked(torch_python, tmp_path / "report.json", *options)[1]["kernels"]
     assert row["status"] == PASS, row["summary"]
     [entry] = row["ranks"]
     assert entry["witness"]["compared"] > 350

@@ -34,24 +34,19 @@ def wheel() -> View:
     ("change", "status", "word"),
     [
         ({}, PASS, "they suit CUDA 12.8"),
-        ({"NVIDIA_VISIBLE_DEVICES": "void"}, FAIL, "NVIDIA_VISIBLE_DEVICES=void passes no GPU in"),
         ({"NVIDIA_VISIBLE_DEVICES": "none"}, FAIL, "passes no GPU in"),
         ({"NVIDIA_VISIBLE_DEVICES": ""}, FAIL, "NVIDIA_VISIBLE_DEVICES=(empty)"),
         ({"NVIDIA_VISIBLE_DEVICES": None}, WARN, "NVIDIA_VISIBLE_DEVICES is not set"),
         ({"NVIDIA_VISIBLE_DEVICES": "0,1"}, PASS, "suit"),
-        ({"NVIDIA_DRIVER_CAPABILITIES": "utility"}, FAIL, "NVIDIA_DRIVER_CAPABILITIES=utility leaves libcuda out"),
         ({"NVIDIA_DRIVER_CAPABILITIES": "compute"}, WARN, "leaves NVML and nvidia-smi out"),
         ({"NVIDIA_DRIVER_CAPABILITIES": "graphics, compute ,utility"}, PASS, "suit"),
         ({"NVIDIA_DRIVER_CAPABILITIES": "all"}, PASS, "suit"),
         ({"NVIDIA_DRIVER_CAPABILITIES": None}, PASS, "suit"),
         ({"NVIDIA_REQUIRE_CUDA": BASE}, PASS, "suit"),
-        ({"NVIDIA_REQUIRE_CUDA": BASE.replace("12.8", "12.9")}, WARN, "wants CUDA 12.9, and refuses drivers"),
         ({"NVIDIA_REQUIRE_CUDA": "cuda>=13.0"}, WARN, "wants CUDA 13.0"),
-        ({"NVIDIA_REQUIRE_CUDA": "cuda>=11.8"}, WARN, "content with CUDA 11.8"),
         ({"NVIDIA_REQUIRE_CUDA": "cuda>=11.8", "NVIDIA_DISABLE_REQUIRE": "true"}, PASS, "suit"),
         ({"NVIDIA_REQUIRE_CUDA": None}, PASS, "suit"),
         ({"NVIDIA_REQUIRE_DRIVER": "driver>=550"}, PASS, "suit"),
-        ({"NVIDIA_REQUIRE_CUDA": "cuda=>12.8"}, FAIL, "holds cuda=>12.8, which no runtime understands"),
         ({"NVIDIA_REQUIRE_GPUS": "gpus>=2"}, FAIL, "NVIDIA_REQUIRE_GPUS holds gpus>=2"),
     ],
 )
@@ -63,9 +58,8 @@ def test_an_image_on_each_side(wheel: View, change: dict[str, Any], status: str,
 
 
 def test_the_remedy_is_what_the_wheel_needs(wheel: View) -> None:
-    assert (
-        'NVIDIA_REQUIRE_CUDA="cuda>=12.0"' in nvidia_settings.judge(wheel, measured(NVIDIA_VISIBLE_DEVICES="")).remedy
-    )
+    outcome = nvidia_settings.judge(wheel, measured(NVIDIA_VISIBLE_DEVICES=""))
+    assert 'NVIDIA_REQUIRE_CUDA="cuda>=12.0"' in outcome.remedy
 
 
 def test_whoever_starts_a_container_without_gpus_may_mean_it_so(wheel: View) -> None:

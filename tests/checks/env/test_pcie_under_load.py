@@ -9,17 +9,14 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN
 from envcheck.checks.env import memory_bandwidth, pcie_under_load
-from tests.builders import H100, Entry, gpu_view, group, put, put_gpu
+from tests.builders import H100, Entry, gpu_view, group, plant, put, put_gpu
 from tests.tables import each
 
 UUID = "GPU-00000000-1111-4000-8000-000000000000"
 
 
 def bus(root: Path, speed: str, width: str = "16") -> Path:
-    here = root / "0000:1b:00.0"
-    here.mkdir(exist_ok=True)
-    (here / "current_link_speed").write_text(f"{speed}\n")
-    (here / "current_link_width").write_text(f"{width}\n")
+    plant(root / "0000:1b:00.0", {"current_link_speed": f"{speed}\n", "current_link_width": f"{width}\n"})
     return root
 
 
@@ -124,8 +121,7 @@ def test_copies_start_on_the_node_of_the_slot_where_the_kernel_tells_it(
         ("1", "garbage", (None, allowed)),
         ("-1", "0", (None, allowed)),
     ):
-        (tmp_path / "0000:1b:00.0" / "numa_node").write_text(f"{node}\n")
-        (tmp_path / "node1" / "cpulist").write_text(cpulist)
+        plant(tmp_path, {"0000:1b:00.0/numa_node": f"{node}\n", "node1/cpulist": cpulist})
         assert memory_bandwidth.near(0) == expected
     (tmp_path / "node1" / "cpulist").unlink()
     (tmp_path / "node1" / "cpulist").mkdir()

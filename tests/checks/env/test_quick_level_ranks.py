@@ -38,16 +38,6 @@ def entries(check: Any, world: int = 8, *, gpu: bool = True) -> list[Entry]:
     return group(MEASURED[check](world), world, gpu=gpu, capability=[9, 0] if gpu else [])
 
 
-def test_one_flipped_bit_is_named_by_rank_index_and_bit(h100: View) -> None:
-    ranks = entries(all_reduce)
-    ranks[3]["results"]["bfloat16"] = {"wrong": 1, "index": 77, "got": 13.0, "expected": 12.0, "xor": "0x8"}
-    outcome = all_reduce.judge(h100, ranks)
-    assert outcome.status == FAIL
-    for part in ("bfloat16", "rank 3 alone", "index 77", "0x8"):
-        assert part in outcome.summary
-    assert outcome.value == 1
-
-
 def test_a_dtype_that_was_not_reduced_is_no_pass_on_gpus_and_none_of_gloos_business(h100: View, cpu: View) -> None:
     ranks = entries(all_reduce)
     ranks[0]["results"]["float16"] = {"unsupported": "Invalid scalar type"}
@@ -85,12 +75,9 @@ def test_bandwidth_of_eight_h100s_on_each_side_of_each_limit(h100: View, busbw: 
 
 
 @each(
+    # Rings and fewer GPUs have limits of their own.
     "busbw, world, nvls, status",
-    [
-        (365.0, 8, None, FAIL),
-        (365.0, 8, "0", PASS),
-        (363.0, 4, None, PASS),
-    ],  # rings and fewer GPUs have limits of their own
+    [(365.0, 8, None, FAIL), (365.0, 8, "0", PASS), (363.0, 4, None, PASS)],
 )
 def test_the_limit_is_that_of_the_transport_and_the_count(
     h100: View, busbw: float, world: int, nvls: str | None, status: str
@@ -114,12 +101,6 @@ def test_where_no_limit_is_known_the_figure_is_reported_and_says_so(name: str) -
     assert outcome.limit is None
 
 
-def test_a_group_over_two_hosts_is_not_judged_by_one_nodes_limit(h100: View) -> None:
-    ranks = entries(all_reduce_bandwidth)
-    ranks[7]["host"] = "node2"
-    assert "between hosts" in all_reduce_bandwidth.judge(h100, ranks).summary
-
-
 def test_a_curve_without_its_plateau_or_of_different_sizes_is_not_judged(h100: View) -> None:
     ranks = entries(all_reduce_bandwidth)
     for entry in ranks:
@@ -127,20 +108,6 @@ def test_a_curve_without_its_plateau_or_of_different_sizes_is_not_judged(h100: V
     assert all_reduce_bandwidth.judge(h100, ranks).status == ERROR
     ranks[0]["curve"] = ranks[0]["curve"][:-1]
     assert all_reduce_bandwidth.judge(h100, ranks).status == ERROR
-
-
-def test_a_wrong_sum_is_no_bandwidth(h100: View) -> None:
-    ranks = entries(all_reduce_bandwidth)
-    ranks[1]["curve"][2]["right"] = False
-    outcome = all_reduce_bandwidth.judge(h100, ranks)
-    assert outcome.status == FAIL
-    assert "rank 1" in outcome.summary
-
-
-def test_the_slowest_rank_is_in_the_curve(h100: View) -> None:
-    ranks = entries(all_reduce_bandwidth)
-    ranks[5]["curve"][6]["seconds"] *= 1.1
-    assert all_reduce_bandwidth.judge(h100, ranks).details["curve"][6]["slowest_rank"] == 5
 
 
 def test_shared_memory_that_running_jobs_of_others_fill_is_no_fault_and_what_was_left_there_is(cpu: View) -> None:
@@ -165,7 +132,6 @@ def test_a_file_of_another_user_counts_while_that_user_runs_something() -> None:
 @each(
     "total, free, mode, status",
     [
-        (64 << 20, 64 << 20, "cpu", FAIL),
         ((1 << 30) - 1, (1 << 30) - 1, "cpu", FAIL),
         (1 << 30, 1 << 30, "cpu", PASS),
         (1 << 30, 512 << 20, "cpu", PASS),
@@ -181,7 +147,3 @@ def test_shared_memory_on_each_side_of_each_limit(cpu: View, total: Any, free: A
     assert outcome.status == status
     # Value and limit are shown beside the summary; it does not say them again.
     assert quantity(outcome.value, outcome.unit) not in outcome.summary
-    if total == 64 << 20:
-        assert "--shm-size" in outcome.remedy
-        assert outcome.limit is not None
-        assert "NCCL" in outcome.limit.source

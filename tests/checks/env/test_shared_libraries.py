@@ -2,26 +2,17 @@
 
 import ctypes
 import dataclasses
-import json
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from envcheck.checks import ERROR, FAIL, PASS, WARN, View
+from envcheck.checks import ERROR, FAIL, View
 from envcheck.checks.env import shared_libraries
 from envcheck.checks.extensions import installed
 from tests.tables import each
-
-Node = Callable[..., View]
-LOADED = {"rank": 0, "tried": 30, "broken": {}, "loaded_twice": {}, "beside": [], "stubs": []}
 
 
 @pytest.fixture
@@ -88,38 +79,13 @@ def test_two_that_are_loaded_are_seen_and_a_link_is_no_second(tmp_path: Path) ->
     assert shared_libraries._by_name(named)["libcufft"] == named[:1]  # noqa: SLF001 (a path to one file)
 
 
-TAKEN = "/opt/x/libgomp.so.1 (4.5), not /venv/torch/lib/libgomp.so.1 (5.0)"
-
-
 @each(
     "trials, status, code, words",
     [
-        (
-            {"unlike": ["/venv/libc10.so: 5 bytes, and was installed with 9"]},
-            FAIL,
-            "torch.library-size",
-            "libc10.so: 5",
-        ),
+        ({"unlike": ["/venv/libc10.so: 5 bytes, and not 9"]}, FAIL, "torch.library-size", "libc10.so: 5"),
         ({"works_without": 7, "unlike": [None]}, FAIL, "torch.library-size", "None"),
-        (
-            {"works_without": ["LD_LIBRARY_PATH"], "taken": [TAKEN]},
-            FAIL,
-            "torch.import-variable",
-            f"not with it: {TAKEN}",
-        ),
-        (
-            {"works_without": ["PYTHONPATH"], "modules": ["/opt/x/six.py"]},
-            FAIL,
-            "torch.import-variable",
-            "/opt/x/six.py",
-        ),
         ({"works_without": ["LC_ALL"]}, FAIL, "torch.import-variable", "LC_ALL=C.UTF-8"),
-        (
-            {"unlike": [], "works_without": [], "last": "/usr/lib/libx.so"},
-            ERROR,
-            "torch.import",
-            "SIGBUS, in /usr/lib/libx",
-        ),
+        ({"unlike": [], "works_without": [], "last": "/usr/lib/x.so"}, ERROR, "torch.import", "SIGBUS, in /usr/lib/x"),
     ],
 )
 def test_what_torch_dies_of_is_named(cpu: View, trials: dict[str, Any], status: str, code: str, words: str) -> None:
@@ -132,14 +98,7 @@ def test_what_torch_dies_of_is_named(cpu: View, trials: dict[str, Any], status: 
 @each(
     "said, fix",
     [
-        (
-            "/lib/libstdc++.so.6: version `GLIBCXX_3.4.30' not found (required by libtorch)",
-            "/lib/libstdc++.so.6 is too",
-        ),
-        (
-            "/lib64/libm.so.6: version `GLIBC_2.29' not found (required by libtorch_cpu.so)",
-            "use a base with that glibc",
-        ),
+        ("/lib64/libm.so.6: version `GLIBC_2.29' not found (required by libtorch.so)", "use a base with that glibc"),
         ("libtorch_cpu.so: undefined symbol: iJIT_NotifyEvent", "conda install 'mkl<2024.1'"),
         ("libtorch_cuda.so: undefined symbol: ncclAlltoAll", "install the nvidia-* packages that it names"),
         ("libcusparse.so.12: undefined symbol: __nvJitLinkComplete_12_4", "have __nvJitLink"),
@@ -156,60 +115,6 @@ def test_what_an_import_says_has_its_own_remedy(cpu: View, said: str, fix: str) 
     outcome = shared_libraries.judge(dataclasses.replace(cpu, environment=facts), [{"rank": 0}])
     assert outcome.status == ERROR
     assert fix in outcome.remedy
-
-
-@pytest.mark.parametrize("error", [ImportError("numpy.core.multiarray failed to import\nmore"), RuntimeError("no")])
-def test_a_numpy_that_torch_cannot_read_is_named(cpu: View, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    numpy = ModuleType("numpy")
-    numpy.__spec__ = ModuleSpec("numpy", None)
-    vars(numpy)["arange"] = range
-    monkeypatch.setitem(sys.modules, "numpy", numpy)
-
-    def refuse(_array: object) -> None:
-        raise error
-
-    why = shared_libraries._numpy(SimpleNamespace(from_numpy=refuse))  # noqa: SLF001 (what a torch of another ABI does)
-    assert why == f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    outcome = shared_libraries.judge(
-        dataclasses.replace(cpu, environment={"torch": "2.2.0"}), [{**LOADED, "numpy": why}]
-    )
-    assert (outcome.status, outcome.code, outcome.culprit) == (FAIL, "libraries.numpy", "numpy")
-    assert "numpy<2" in outcome.remedy
-
-
-@each(
-    "packages, status, word",
-    [
-        ({"nvidia-nccl-cu12": "2.27.3", "nvidia-nccl-cu13": "2.28.3"}, WARN, "nvidia-nccl-cu12 and nvidia-nccl-cu13"),
-        ({"nvidia-nccl-cu12": "2.27.3", "nvidia-cudnn-cu12": "9", "nvidia-cublas": "13"}, PASS, "none twice"),
-        (None, PASS, "none twice"),
-    ],
-)
-def test_packages_that_overwrite_each_other_are_named(
-    node: Node, packages: dict[str, str] | None, status: str, word: str
-) -> None:
-    outcome = shared_libraries.judge(node("h100x8", packages=packages), [LOADED])
-    assert outcome.status == status
-    assert word in outcome.summary
-
-
-@pytest.mark.torch
-def test_a_stub_on_the_loaders_path_fails_in_a_real_torch(torch_python: Path, tmp_path: Path) -> None:
-    (tmp_path / "stubs").mkdir()
-    (tmp_path / "stubs/libcuda.so").touch()
-    actual = [_run(torch_python, tmp_path, path) for path in ("", str(tmp_path / "stubs"))]
-    assert [outcome["status"] for outcome in actual] == ["pass", "fail"]
-    assert str(tmp_path / "stubs/libcuda.so") in actual[1]["summary"]
-
-
-def _run(python: Path, tmp_path: Path, path: str) -> dict[str, Any]:
-    output = tmp_path / "report.json"
-    command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(python), "--output", str(output)]
-    environ = {**os.environ, "LD_LIBRARY_PATH": path}
-    subprocess.run([*command, "--only", "shared-libraries"], env=environ, capture_output=True, check=False)
-    [outcome] = json.loads(output.read_text())["outcomes"]
-    data: dict[str, Any] = outcome
-    return data
 
 
 def test_only_the_distributions_own_dangling_links_are_no_libraries(

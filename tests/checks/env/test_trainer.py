@@ -3,8 +3,6 @@
 import copy
 import importlib.metadata
 import importlib.util
-import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +15,7 @@ from envcheck.checks import ERROR, FAIL, PASS, SKIP, Rank, View
 from envcheck.checks.env import trainer
 from envcheck.checks.support import process_group
 from tests.builders import Entry, gpu_view, group
+from tests.processes import checked
 from tests.tables import each
 
 LOSSES = [3.1, 3.0, 2.9, 2.8, 2.7, 2.6, 2.5, 2.4]
@@ -126,9 +125,5 @@ def test_a_gpu_without_bfloat16_trains_in_float32(computed: str, status: str) ->
 
 @pytest.mark.torch
 def test_an_environment_without_transformers_is_skipped(torch_python: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "envcheck", "run", "--python", str(torch_python), "--only", "trainer", "--json"]
-    completed = subprocess.run(
-        [*command, "--output", str(tmp_path / "r.json")], capture_output=True, text=True, check=False, timeout=240
-    )
-    [row] = json.loads(completed.stdout)["outcomes"]
+    row = checked(torch_python, tmp_path / "r.json", "--only", "trainer", timeout=240)[1]["trainer"]
     assert (row["status"], row["code"]) == (SKIP, "trainer.no-transformers"), row

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from envcheck.checks import View
-from tests.builders import gpu_view
+from tests.builders import gpu_view, plant
+from tests.tables import beside
 
 ROOT = Path(__file__).parents[3]
-CASES: dict[str, list[dict[str, Any]]] = yaml.safe_load(
-    Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8")
-)
+CASES: dict[str, list[dict[str, Any]]] = beside(__file__, "cases.yaml")
 MEASURE = """
 import json, sys
 sys.path[:0] = sys.argv[2:4]
@@ -38,9 +36,7 @@ def write_package(
     meta = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}"
     whole = {**files, f"{info}/METADATA": meta, f"{info}/WHEEL": f"Wheel-Version: 1.0\nTag: {tag}\n"}
     whole[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in whole)
-    for path, content in whole.items():
-        (site / path).parent.mkdir(parents=True, exist_ok=True)
-        (site / path).write_bytes(content if isinstance(content, bytes) else content.encode())
+    plant(site, whole)
 
 
 def measure(check: str, python: str | Path, site: Path, scratch: Path, seconds: float = 60) -> dict[str, Any]:

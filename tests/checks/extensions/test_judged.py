@@ -148,12 +148,8 @@ def install(site: Path, name: str, made: MadeLibrary, requires: str = "") -> Non
 
 
 def test_an_installed_package_is_found_by_what_its_library_needs(tmp_path: Path) -> None:
-    install(
-        tmp_path / "site",
-        "ext",
-        MadeLibrary(needed=["libcudart.so.99", "/opt/libnccl.so.2"], code=[(CUBIN, 90), (PTX, 90)]),
-        "Requires-Dist: torch<2\n",
-    )
+    made = MadeLibrary(needed=["libcudart.so.99", "/opt/libnccl.so.2"], code=[(CUBIN, 90), (PTX, 90)])
+    install(tmp_path / "site", "ext", made, "Requires-Dist: torch<2\n")
     install(tmp_path / "site", "plain", MadeLibrary(needed=["libc.so.6"]))
     [actual] = measure("extensions", sys.executable, tmp_path / "site", tmp_path / "scratch")["extensions"]
     assert (actual["name"], actual["requires"], actual["tags"]) == ("ext", ["torch<2"], ["py3-none-any"])
@@ -166,12 +162,8 @@ def test_symbols_are_compared_with_the_real_torch(torch_python: Path, tmp_path: 
     real = "_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
     install(tmp_path / "site", "fits", MadeLibrary(needed=["libc10.so"], undefined=[real]))
     install(tmp_path / "site", "misfit", MadeLibrary(needed=["libc10.so"], undefined=[real, SYMBOL]))
-    by_name = {
-        each["name"]: each["undefined"]
-        for each in measure("extensions", torch_python, tmp_path / "site", tmp_path / "scratch")["extensions"]
-    }
-    assert by_name["fits"]["count"] == 0
-    assert by_name["misfit"]["symbols"] == [SYMBOL]
+    fits, misfit = measure("extensions", torch_python, tmp_path / "site", tmp_path / "scratch")["extensions"]
+    assert (fits["name"], fits["undefined"]["count"], misfit["undefined"]["symbols"]) == ("fits", 0, [SYMBOL])
 
 
 @pytest.mark.torch

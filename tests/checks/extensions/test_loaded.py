@@ -17,7 +17,6 @@ from tests import index_wheels
 from tests.checks.extensions.conftest import CASES, measure, write_package
 from tests.tables import each
 
-Node = Callable[..., View]
 Compiler = Callable[..., dict[str, "str | bytes"]]
 SYMBOL = "_ZN3c1013MessageLoggerC1EPKciib"
 PYTHON = {"name": "cpython", "version": [3, 12], "free_threaded": False, "machine": "x86_64"}
@@ -104,10 +103,7 @@ def test_a_package_that_runs_on_a_torch_for_the_cpu_is_skipped(cpu: View) -> Non
         ({"rank": 0, "gpu": True, "extensions": [row(trial={"operation": [{**RIGHT, "off": "nan"}]})]}, "unmeasured"),
         ({"rank": 0, "gpu": True, "extensions": [{**row(), "trial": None}]}, "not-looked-at"),
         ({"rank": 0, "gpu": True, "extensions": [row(trial={"done": False, "code": 1, "step": ""})]}, "not-looked-at"),
-        (
-            {"rank": 0, "gpu": True, "extensions": [row(trial={"done": False, "code": None, "step": "import x"})]},
-            "hang",
-        ),
+        ({"rank": 0, "gpu": True, "extensions": [row(trial={"done": False, "code": None, "step": "x"})]}, "hang"),
     ],
 )
 def test_what_was_not_measured_is_an_error(gpu: View, measured: dict[str, Any], word: str) -> None:

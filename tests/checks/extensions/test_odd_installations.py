@@ -12,8 +12,10 @@ import pytest
 from envcheck.checks import ERROR, FAIL, View
 from envcheck.checks.env import extensions
 from envcheck.checks.extensions import installed
+from tests.builders import plant
 from tests.checks.extensions.conftest import measure, write_package
 from tests.elf_files import MadeLibrary, library
+from tests.tables import each
 
 LIBRARY = library(MadeLibrary(needed=["libc10.so", "libcudart.so.99"]))
 EDITABLE = json.dumps({"url": "file:///src", "dir_info": {"editable": True}}, separators=(",", ":"))  # uv's
@@ -54,9 +56,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     unlisted(site, "torch_tensorrt", "torch_tensorrt/__init__.py")
     shutil.copytree(site / "pyg_lib-1.0.dist-info", site / "pyg_lib-0.9.dist-info")
     (site / "half-1.0.dist-info").mkdir()
-    (site / "torch").mkdir()
-    (site / "torch" / "version.py").write_text("__version__ = '2.99.0+cu999'\n")
-    (site / "torch" / "__init__.py").write_text("")
+    plant(site / "torch", {"version.py": "__version__ = '2.99.0+cu999'\n", "__init__.py": ""})
     return measure("extensions", sys.executable, site, directory / "scratch")
 
 
@@ -65,16 +65,13 @@ def of(measured: dict[str, Any], name: str) -> dict[str, Any]:
     return rows[name]
 
 
-@pytest.mark.parametrize(
-    ("name", "libraries"),
-    [
-        ("linked", ["_C.so", "_C.so.1"]),
-        ("vllm", ["_C.so.1"]),
-        ("torchao", ["_C.so", "_C.so.1"]),
-        ("xformers", ["_C.so", "_C.so.1"]),
-        ("torch-tensorrt", ["_C.so"]),
-    ],
-    ids=["links to a cache", "a link inside the package", "no RECORD", "editable", "left out of RECORD"],
+BOTH = ["_C.so", "_C.so.1"]
+
+
+# Links to a cache, a link inside of the package, no RECORD, editable, left out of RECORD.
+@each(
+    "name, libraries",
+    [("linked", BOTH), ("vllm", BOTH[1:]), ("torchao", BOTH), ("xformers", BOTH), ("torch-tensorrt", BOTH[:1])],
 )
 def test_the_libraries_are_found(measured: dict[str, Any], name: str, libraries: list[str]) -> None:
     row = of(measured, name)
@@ -83,8 +80,8 @@ def test_the_libraries_are_found(measured: dict[str, Any], name: str, libraries:
     assert row["libraries"][0]["missing"][0] == "libc10.so"
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
+@each(
+    "name, why",
     [("torchvision", "No such file"), ("torchaudio", "not an ELF file"), ("torchcodec", "no table of sections")],
 )
 def test_what_cannot_be_read_is_an_error(measured: dict[str, Any], cpu: View, name: str, why: str) -> None:

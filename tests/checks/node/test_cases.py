@@ -1,10 +1,7 @@
 """Each side of each rule of the node checks, as cases.yaml has it: the machine in, status, code and culprit out."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.node import sxid, xid
@@ -12,19 +9,11 @@ from envcheck.node.snapshot import Signal, Why
 from envcheck.runner.planning import discover
 from tests import builders
 from tests.builders import gpu_view, put
-from tests.tables import each
+from tests.tables import beside, each
 
 Row = dict[str, Any]
 JUDGES = {module.id: module.judge for module in discover() if module.kind == "node"}
-CASES: dict[str, list[Row]] = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8"))
-
-
-def signals(values: Row) -> dict[str, Signal]:
-    """Return signals by their names: {reason: …, why: …} stands for one without a value."""
-    return {
-        name: Signal(**value) if isinstance(value, dict) and "why" in value else Signal(value)
-        for name, value in values.items()
-    }
+CASES: dict[str, list[Row]] = beside(__file__, "cases.yaml")
 
 
 def view_of(row: Row) -> View:
@@ -32,8 +21,8 @@ def view_of(row: Row) -> View:
     name = row.get("machine", "h100x8")
     view = builders.cpu_view() if name == "cpu" else builders.gpu_view(name)
     for index, values in row.get("gpus", {}).items():
-        view = builders.put_gpu(view, range(99) if index == "all" else [index], **signals(values))
-    view = builders.put(view, **{n.replace(".", "__"): value for n, value in signals(row.get("node", {})).items()})
+        view = builders.put_gpu(view, range(99) if index == "all" else [index], **values)
+    view = builders.put(view, **row.get("node", {}))
     changed = row.get("environment", view.environment)
     environment = {**view.environment, **changed} if changed else {}
     return dataclasses.replace(view, environment=environment, promises=row.get("promises", {}))

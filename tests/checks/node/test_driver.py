@@ -9,11 +9,10 @@ import msgspec
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
-from envcheck.checks.node import arch_list, driver_branch, driver_cuda, gpu_visible, image_promises, visible_devices
+from envcheck.checks.node import driver_branch, driver_cuda, gpu_visible, image_promises, visible_devices
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.load import load
-from envcheck.node.snapshot import Gpu, Signal
-from tests.builders import gpu_view, put, put_gpu
+from tests.builders import gpu_view, put
 from tests.tables import each
 
 
@@ -32,22 +31,6 @@ def test_forward_compat_passes_only_when_torch_really_sees_the_gpus() -> None:
     assert driver_cuda.judge(unasked).status == WARN
 
 
-def test_on_unlike_gpus_each_that_the_driver_does_not_serve_is_a_finding() -> None:
-    view = with_driver(gpu_view("h100x8"), "470.256.02")
-    mixed = put_gpu(view, [2, 6], name="NVIDIA GeForce RTX 4090")
-    uuids = [gpu.uuid for gpu in view.snapshot.gpus]
-    blind = dataclasses.replace(mixed, environment={**mixed.environment, "devices": [{"uuid": uuids[0]}]})
-    outcome = driver_cuda.judge(blind)
-    verdicts = {finding.culprit: (finding.status, "cuda-compat-12-8" in finding.remedy) for finding in outcome.findings}
-    # torch sees GPU 0 with cuda-compat; the other H100s need it, and it is not for a GeForce.
-    assert verdicts == {
-        f"GPU {index} ({uuid})": (PASS, False) if index == 0 else (FAIL, index not in (2, 6))
-        for index, uuid in enumerate(uuids)
-    }
-    assert outcome.details["gpus"] == uuids[1:]
-    assert all(finding.limit and finding.value == "470.256.02" for finding in outcome.findings)
-
-
 @each("taken, status", [("2026-06-30", PASS), ("2026-07-01", WARN)])
 def test_a_branch_is_maintained_through_its_last_month(taken: str, status: str) -> None:
     view = gpu_view("a100x8")  # R535: 2026-06
@@ -55,8 +38,7 @@ def test_a_branch_is_maintained_through_its_last_month(taken: str, status: str) 
     assert driver_branch.judge(dated).status == status
 
 
-def test_an_unknown_branch_is_a_warning_and_an_unknown_end_is_told() -> None:
-    assert driver_branch.judge(with_driver(gpu_view("t4"), "999.1")).status == WARN
+def test_an_unknown_end_of_a_branch_is_told() -> None:
     assert "no end of life is known" in driver_branch.judge(gpu_view("v100x4")).summary
 
 
@@ -80,31 +62,14 @@ KEPT = {
 }
 
 
-def visible(view: View, **environ: str) -> View:
-    return put(view, env=environ)
-
-
-def test_an_empty_arch_list_and_an_unread_capability_are_errors() -> None:
-    assert arch_list.judge(gpu_view("t4", arch_list=[])).status == ERROR
-    lost = [Gpu("GPU-0", {"compute_capability": Signal(reason="NVML: Unknown Error", why="failed")})]
-    view = gpu_view("t4")
-    blind = dataclasses.replace(view, snapshot=dataclasses.replace(view.snapshot, gpus=lost))
-    assert arch_list.judge(blind).status == ERROR
-
-
 @each(
     "promise, lie",
     [
         ({"cell": "torch2.9.1-cu128-py312"}, "cell: promised torch2.9.1-cu128-py312, is torch2.8.0-cu128-py312"),
-        ({"cell": "torch2.8.0-cu126-py312"}, "cell: promised torch2.8.0-cu126-py312, is torch2.8.0-cu128-py312"),
         ({"cell": "torch2.8.0-cu128-py311"}, "cell: promised torch2.8.0-cu128-py311, is torch2.8.0-cu128-py312"),
         ({"variant": "cu126"}, "variant: promised cu126, is cu128"),
         ({"driver_floor": "470.42.01"}, "driver-floor: promised 470.42.01, is 525.60.13"),
         ({"target": "fast"}, "target: promised fast, is no target of envcheck"),
-        (
-            {"target": "jupyter", "target_packages": "wheel jupyterlab"},
-            "target: promised jupyter, is without jupyterlab",
-        ),
     ],
 )
 def test_a_label_that_lies_about_what_nothing_else_says_is_named(promise: dict[str, str], lie: str) -> None:
@@ -139,10 +104,9 @@ def test_each_gpu_that_torch_does_not_see_is_named_where_torch_names_its_own() -
     ]
     assert outcome.details["gpus"] == [uuids[2], uuids[5]]
     assert all(finding.remedy and finding.limit and finding.value == 6 for finding in outcome.findings)
-    hidden = visible(gpu_view("h100x8", device_count=1, devices=[{"uuid": uuids[2]}]), CUDA_VISIBLE_DEVICES="2,5")
-    assert gpu_visible.judge(hidden).details["gpus"] == [uuids[5]]
-    strangers = gpu_visible.judge(gpu_view("t4", devices=[{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]))
-    assert [(finding.status, finding.culprit) for finding in strangers.findings] == [(ERROR, "GPU-a"), (ERROR, "GPU-b")]
+    hidden = gpu_view("h100x8", device_count=1, devices=[{"uuid": uuids[2]}])
+    outcome = gpu_visible.judge(put(hidden, env={"CUDA_VISIBLE_DEVICES": "2,5"}))
+    assert outcome.details["gpus"] == [uuids[5]]
 
 
 UUIDS = ["GPU-a1", "GPU-b2"]

@@ -4,15 +4,10 @@ import itertools
 from typing import Any
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Check, Limit, passed, too_slow, warned
-from envcheck.checks.node import acs, gpu_in_use, iommu, p2p_status
+from envcheck.checks.node import gpu_in_use, iommu, p2p_status
 from envcheck.runner import judging
-from envcheck.runner.judging import decide
-from envcheck.runner.planning import CheckModule, discover
-from tests.builders import gpu_view, put, put_gpu
+from tests.builders import check_module, gpu_view, put, put_gpu
 from tests.tables import each
-
-FOUND = {module.id: module for module in discover()}
-BRIDGE = {"bus_id": "0000:0f:00.0", "gpus": ["0000:10:00.0"], "enabled": ["request redirect"]}
 
 
 def pairs(count: int = 4, **odd: Any) -> list[dict[str, Any]]:
@@ -28,15 +23,10 @@ def pairs(count: int = 4, **odd: Any) -> list[dict[str, Any]]:
         (pairs(), PASS, "every pair has it (6 pairs): 6 over PCIe"),
         (pairs(nvlink="ok"), PASS, "1 over NVLink, 5 over PCIe"),
         (pairs(read="not supported"), WARN, "GPU 2 - GPU 3 (not supported)"),
-        (pairs(read="not supported", nvlink="ok"), FAIL, "GPU 2 - GPU 3 (not supported)"),
         # Across the sockets it has none where below a switch it has: another kind of path.
         (pairs(write="topology not supported", path="SYS"), PASS, "5 of 6 pairs with it"),
         # GPUs 0, 1, 2 and 7 of a DGX-1, whose NVLinks are a hybrid cube mesh.
-        (
-            [{**p, "nvlink": "ok" if p["b"] < 3 else "not supported"} for p in pairs()],
-            PASS,
-            "3 over NVLink, 3 over PCIe",
-        ),
+        ([{**p, "nvlink": "ok"} if p["b"] < 3 else p for p in pairs()], PASS, "3 over NVLink, 3 over PCIe"),
         ([{**p, "read": "chipset not supported"} for p in pairs()], SKIP, "chipset not supported"),
     ],
 )
@@ -45,15 +35,6 @@ def test_a_pair_is_held_against_its_links_and_its_like(matrix: list[dict[str, An
     assert (outcome.status, message in outcome.summary) == (status, True), outcome
     if status in (WARN, FAIL):
         assert len(outcome.details["gpus"]) == 2
-
-
-def test_each_bridge_that_redirects_is_a_finding_with_its_own_command() -> None:
-    other, quiet = {**BRIDGE, "bus_id": "0000:1f:00.0"}, {**BRIDGE, "bus_id": "0000:2f:00.0", "enabled": []}
-    outcome = acs.judge(put(gpu_view("v100x4"), pci__acs=[BRIDGE, quiet, other], host__hypervisor=False))
-    assert [finding.culprit for finding in outcome.findings] == ["PCIe bridge 0000:0f:00.0", "PCIe bridge 0000:1f:00.0"]
-    for finding in outcome.findings:
-        assert (finding.status, finding.value, finding.limit and finding.limit.value) == (WARN, 1, 0)
-        assert f"setpci -s {finding.culprit.split()[-1]} " in finding.remedy
 
 
 def test_each_gpu_behind_the_iommu_is_a_finding_unless_it_reaches_no_other_over_the_bus() -> None:
@@ -78,13 +59,11 @@ def test_who_is_on_a_gpu_is_named_from_the_limits_on() -> None:
         return outcome.status, outcome.summary
 
     assert summary_of(memory_used=2 << 30, utilization=10)[0] == PASS
-    status, summary = summary_of(
-        memory_used=(2 << 30) + 1, processes=[{"pid": 7, "memory": 1}, {"pid": 8, "memory": 9}]
-    )
+    both = [{"pid": 7, "memory": 1}, {"pid": 8, "memory": 9}]
+    status, summary = summary_of(memory_used=(2 << 30) + 1, processes=both)
     assert (status, "GPU 3: 8, 7" in summary) == (WARN, True)
     status, summary = summary_of(utilization=11, processes=[{"pid": 7, "memory": None, "name": "python"}])
     assert (status, "7 (python) kept it 11 % busy on GPU 3" in summary) == (WARN, True)
-    assert "a process not shown here held 40.0 GiB on GPU 3" in summary_of(memory_used=40 << 30)[1]
     status, summary = summary_of(processes=[{"pid": 7, "memory": 1 << 20, "name": "Xorg"}])
     assert (status, "processes below the limit: GPU 3 7 (Xorg)" in summary) == (PASS, True)
 
@@ -93,9 +72,7 @@ SPEED = Limit(300, "GB/s", "somebody who measured it")
 SLOW = too_slow("slow", fix="look at the links", value=9, unit="GB/s", limit=SPEED, code="speed.slow")
 LOW = warned("low", fix="look at the links", value=290, unit="GB/s", limit=SPEED, code="speed.low")
 FINE = passed("fine", value=400, unit="GB/s", limit=SPEED)
-FAST = CheckModule(
-    "it", "env", Check(promise="p", level="quick", performance=True), decide, "doc", "f", FOUND["acs"].path
-)
+FAST = check_module(performance=True)
 
 
 def test_a_speed_that_falls_short_beside_somebody_elses_work_is_not_told() -> None:
