@@ -25,11 +25,11 @@ def signed(at: Path, *hosts: str, name: str = "ca.pem") -> Certificate:
     return resigned(at / name, at, *hosts)
 
 
-def resigned(ca: Path, at: Path, *hosts: str, extension: str = "") -> Certificate:
+def resigned(ca: Path, at: Path, *hosts: str, extension: str = "", days: int = 2) -> Certificate:
     """Make another server's certificate by a CA of `signed`; `extension` is one more line for openssl."""
     (at / "names").write_text(f"{_names(hosts)}\nbasicConstraints=critical,CA:FALSE\n{extension}\n")
     openssl(at, *_NEW, "-subj", "/CN=mirror", "-keyout", "key.pem", "-out", "request.pem")
-    by = ("-CA", ca, "-CAkey", ca.with_name("ca.key"), "-CAcreateserial", "-days", "2")
+    by = ("-CA", ca, "-CAkey", ca.with_name("ca.key"), "-CAcreateserial", "-days", str(days))
     openssl(at, "x509", "-req", "-in", "request.pem", *by, "-extfile", "names", "-out", "cert.pem")
     return _certified(at, ca)
 

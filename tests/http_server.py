@@ -32,17 +32,14 @@ class Request(NamedTuple):
 
     @property
     def login(self) -> str | None:
-        """Return its Authorization header."""
         return self.headers.get("Authorization")
 
     @property
     def range(self) -> str | None:
-        """Return its Range header."""
         return self.headers.get("Range")
 
     @property
     def route(self) -> str:
-        """Return its path, unquoted and without the query."""
         return unquote(urlsplit(self.path).path)
 
     def span(self, size: int) -> tuple[int, int] | None:
@@ -93,17 +90,14 @@ class _Listening(socketserver.ThreadingTCPServer):
 
     @property
     def port(self) -> int:
-        """Return where it listens."""
         return int(self.server_address[1])
 
     @property
     def netloc(self) -> str:
-        """Return host:port."""
         return f"{self.server_address[0]!s}:{self.port}"
 
     @property
     def url(self) -> str:
-        """Return where it is."""
         return f"{self.scheme}://{self.netloc}"
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -132,12 +126,10 @@ class Server(_Listening):
 
     @property
     def paths(self) -> list[str]:
-        """Return the paths that were asked for."""
         return [request.path for request in self.requests]
 
     @property
     def logins(self) -> set[str | None]:
-        """Return every Authorization that was sent, and None where none was."""
         return {request.login for request in self.requests}
 
 
@@ -259,7 +251,6 @@ class Servers(contextlib.ExitStack):
     """Servers that run until the block, or the test, ends."""
 
     def start(self, server: S) -> S:
-        """Have a server serve."""
         self.callback(server.server_close)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         self.callback(server.shutdown)

@@ -6,6 +6,7 @@ them in a test is put in by hand.
 
 import datetime as dt
 import functools
+import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -142,6 +143,12 @@ def bundle(statement: Statement, by: PrivateKey) -> bytes:
     return envelope.sign(statements.encode(statement), statements.PAYLOAD_TYPE, by)
 
 
+def exchanged(envelope_: bytes, other: bytes) -> bytes:
+    """Return an envelope with the payload of another, as if it had been changed after signing."""
+    payloads = [json.loads(one)["dsseEnvelope"]["payload"].encode() for one in (envelope_, other)]
+    return envelope_.replace(*payloads)
+
+
 def attached(content: bytes | Statement, by: PrivateKey | None = None, *, name: str = "h200x1") -> ListedProof:
     """Return what a registry lists: these bytes, or the statement signed, with the evidence of a recorded report."""
     shown = content if isinstance(content, bytes) else b""
@@ -158,6 +165,6 @@ def attached(content: bytes | Statement, by: PrivateKey | None = None, *, name: 
 
 
 def judged(
-    *lying: ListedProof, policy: Policy, node: NodeFacts | None = NODE, now: dt.datetime = NOW, image: str = MANIFEST
+    *lying: ListedProof, policy: Policy, node: NodeFacts | None = H200, now: dt.datetime = NOW, image: str = MANIFEST
 ) -> ImageProofs:
     return judge_image(lying, image, ProofTerms(policy, node, now, load_matrix()))

@@ -33,7 +33,7 @@ def docker_registry(at: Path, tls: Certificate | None = None, password_file: Pat
     address = _free_address()
     config: dict[str, Any] = {
         "version": 0.1,
-        "log": {"accesslog": {"disabled": True}, "level": "error"},
+        "log": {"level": "error"},
         "storage": {"filesystem": {"rootdirectory": str(at / "data")}, "delete": {"enabled": True}},
         "http": {"addr": address},
     }

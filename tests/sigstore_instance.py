@@ -4,8 +4,6 @@ The public one cannot be reached from the tests. Certificates, log entries, proo
 ones of keys made here; the two services are answers on the loopback. sigstore-python signs and verifies.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import datetime as dt
@@ -58,7 +56,6 @@ class SigstoreInstance:
         self.identity, self.issuer = IDENTITY, ISSUER
 
     def trusted_root(self, **changes: Any) -> bytes:
-        """Return the document that a policy names."""
         document = {
             "mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1",
             "tlogs": [_instance(self._log, "https://log.test")],
@@ -95,7 +92,6 @@ class SigstoreInstance:
         return json.dumps(document).encode()
 
     def certificate(self, key: ec.EllipticCurvePublicKey, at: dt.datetime) -> x509.Certificate:
-        """Return a certificate of ten minutes for the identity, with the promise of the log of certificates."""
         plain = self._leaf(key, at)
         precertificate = plain.sign(self._ca, SHA256()).tbs_certificate_bytes
         moment = int(at.timestamp() * 1000)
@@ -112,15 +108,12 @@ class SigstoreInstance:
         promise = x509.UnrecognizedExtension(ObjectIdentifier("1.3.6.1.4.1.11129.2.4.2"), octets)
         return plain.add_extension(promise, critical=False).sign(self._ca, SHA256())
 
-    def bundle(self, payload: bytes, *, at: dt.datetime, delay: int = 0, entry: Entry | None = None) -> dict[str, Any]:
-        """Return the bundle of a payload whose certificate is of `at`; the log takes it `delay` seconds later.
-
-        With an entry of another bundle it is this one that is stated to be in the log.
-        """
+    def bundle(self, payload: bytes, *, at: dt.datetime, delay: int = 0) -> dict[str, Any]:
+        """Return the bundle of a payload whose certificate is of `at`; the log takes it `delay` seconds later."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self.certificate(key.public_key(), at)
         signature = key.sign(authenticated(payload, statements.PAYLOAD_TYPE), ec.ECDSA(SHA256()))
-        entry = entry or self.entry(payload, signature, certificate, int(at.timestamp()) + delay)
+        entry = self.entry(payload, signature, certificate, int(at.timestamp()) + delay)
         envelope = {
             "payload": _text(payload),
             "payloadType": statements.PAYLOAD_TYPE,
@@ -136,7 +129,6 @@ class SigstoreInstance:
         }
 
     def entry(self, payload: bytes, signature: bytes, certificate: x509.Certificate, at: int) -> Entry:
-        """Return what the log holds of an envelope."""
         body = {
             "apiVersion": "0.0.1",
             "kind": "dsse",
@@ -173,7 +165,6 @@ class SigstoreInstance:
         return _json({"1": self._answered(self.entry(payload, signature, certificate, now))}, 201)
 
     def _stated(self, entry: Entry) -> dict[str, Any]:
-        """Return an entry as bundles have it."""
         inside = self._inside(entry)
         return {
             "logIndex": "1",
@@ -192,7 +183,6 @@ class SigstoreInstance:
         }
 
     def _answered(self, entry: Entry) -> dict[str, Any]:
-        """Return an entry as Rekor answers with it."""
         inside = self._inside(entry)
         proof = {
             "logIndex": 1,
@@ -222,7 +212,7 @@ class SigstoreInstance:
         }
         return self._log.sign(json.dumps(promised, separators=(",", ":")).encode(), ec.ECDSA(SHA256()))
 
-    def _inside(self, entry: Entry) -> _Inside:
+    def _inside(self, entry: Entry) -> "_Inside":
         """Return the proof that the log, whose other entry is empty, has the entry (RFC 6962, section 2.1)."""
         sibling, leaf = (hashlib.sha256(b"\0" + body).digest() for body in (b"", entry.body))
         root = hashlib.sha256(b"\1" + sibling + leaf).digest()

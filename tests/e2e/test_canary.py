@@ -32,8 +32,7 @@ from tests.e2e.canaries import Canaries
 from tests.e2e.site_mirror import Site, basic
 from tests.http_server import Answer, Server, Servers, paced
 from tests.mirrors.hub.conftest import COMMIT, REPO, Hub
-from tests.mirrors.site.conftest import running
-from tests.mirrors.site.upstreams import free_ports, get
+from tests.mirrors.site.conftest import free_ports, get, running
 from tests.waiting import eventually
 from tests.wheels import wheel
 

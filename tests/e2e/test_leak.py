@@ -89,7 +89,7 @@ def closed(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     env = {**keep, "HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])}
     env |= {"PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1", "UV_CACHE_DIR": str(home / "uv")}
     hub = Hub(listening=network.listen(HUB), tls=tls)
-    hub.rows = [{**row, "lfs": {**row["lfs"], "pointerSize": 134}} if "lfs" in row else row for row in hub.rows]
+    hub.rows[:] = [{**row, "lfs": {**row["lfs"], "pointerSize": 134}} if "lfs" in row else row for row in hub.rows]
     with Servers() as servers:
         servers.start(site)
         servers.start(hub)

@@ -20,10 +20,13 @@ from pathlib import Path
 
 import pytest
 
+from envcheck.registry.documents import digest_of
 from tests.e2e.conftest import Image, Machine
-from tests.mirrors.site.test_registry import CONFIG, digest, push
-from tests.mirrors.site.upstreams import answers, free_port, free_ports, get, page, upstream
-from tests.waiting import PATIENCE, eventually
+from tests.http_server import Servers
+from tests.mirrors.site.conftest import Upstream, free_ports, get, page
+from tests.registries import docker_registry
+from tests.registry.oci.fakes import LAYER, opened, push_parts
+from tests.waiting import eventually
 from tests.wheels import wheel
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -43,8 +46,7 @@ class ComposedSite:
     machine: Machine
     root: Path
     port: int
-    index: subprocess.Popen[bytes]
-    registry: subprocess.Popen[bytes]
+    upstreams: Servers
     origin: str
 
     def compose(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -93,31 +95,25 @@ def composed(machine: Machine, programs: str) -> Iterator[ComposedSite]:
     # Whom nginx' workers run as in a container must reach the site, and pytest keeps its own directories to its user.
     scratch = Path(tempfile.mkdtemp(prefix="envcheck-site-"))
     scratch.chmod(0o755)
-    index, port, at = upstream(scratch / "index", "127.0.0.2"), free_ports(130), f"127.0.0.7:{free_port('127.0.0.7')}"
+    upstreams, port = Servers(), free_ports(130)
+    index = upstreams.start(Upstream(scratch / "index", "127.0.0.2"))
     made = wheel(index.tree / "own", "nearlib", ballast=9_000_000)
     page(index.tree / "simple", "nearlib", {f"/own/{made.name}": made})
     (scratch / "lock").write_text(f"nearlib==1.0 --hash=sha256:{hashlib.sha256(made.read_bytes()).hexdigest()}\n")
-    (scratch / "profile.yaml").write_text(f"pypi: [{{url: {index.origin}/simple}}]\n")
-    (scratch / "registry.yml").write_text(CONFIG.format(root=scratch / "registry", at=at))
-    registry = subprocess.Popen(
-        [shutil.which("docker-registry") or "", "serve", str(scratch / "registry.yml")],
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
-    answers(f"http://{at}/", registry)
-    options = ["--mirror", str(scratch / "profile.yaml"), "--link", index.origin, "--no-pytorch", "--no-hf"]
+    (scratch / "profile.yaml").write_text(f"pypi: [{{url: {index.url}/simple}}]\n")
+    (scratch / "registry").mkdir()
+    at = upstreams.enter_context(docker_registry(scratch / "registry"))
+    options = ["--mirror", str(scratch / "profile.yaml"), "--link", index.url, "--no-pytorch", "--no-hf"]
     options += ["--port", str(port), "--min-free", "0", "--registry", f"docker.io=http://{at}"]
     (scratch / "images.env").write_text("".join(f"{name}={LOCAL}\n" for name in IMAGES))
-    site = ComposedSite(machine, scratch / "site", port, index.process, registry, at)
+    site = ComposedSite(machine, scratch / "site", port, upstreams, at)
     done = machine.envcheck("mirror", "site", "render", str(site.root), *options)
     assert done.returncode == 0, done.stderr
     try:
         yield site
     finally:
         site.compose("down")
-        for process in (index.process, registry):
-            process.terminate()  # of a killed nginx the workers would stay
-            process.wait(PATIENCE)
+        upstreams.close()
         shutil.rmtree(scratch)
 
 
@@ -182,9 +178,10 @@ def _push(site: ComposedSite) -> None:
         (member := tarfile.TarInfo("file")).size = 200_000
         tar.addfile(member, io.BytesIO(os.urandom(member.size)))
     architecture = site.machine.docker("version", "--format", "{{.Server.Arch}}").stdout.strip()
-    content = {"type": "layers", "diff_ids": [digest(unpacked.getvalue())]}
+    content = {"type": "layers", "diff_ids": [digest_of(unpacked.getvalue())]}
     config = json.dumps({"architecture": architecture, "os": "linux", "config": {}, "rootfs": content}).encode()
-    push(f"http://{site.origin}", "library/small", "1", config, gzip.compress(unpacked.getvalue()))
+    layer = gzip.compress(unpacked.getvalue())
+    push_parts(opened(site.origin, "library/small"), config, layer, "1", f"{LAYER}+gzip")
 
 
 def _cut_off(site: ComposedSite) -> None:
@@ -192,6 +189,4 @@ def _cut_off(site: ComposedSite) -> None:
     stored = site.root / "cache/registry/docker.io/docker/registry/v2"
     links = "repositories/library/small/_layers/sha256/*/link"  # to its one layer and to its configuration
     assert eventually(lambda: len(list(stored.glob(links))), 2) == 2
-    for process in (site.index, site.registry):
-        process.terminate()
-        process.wait(PATIENCE)
+    site.upstreams.close()

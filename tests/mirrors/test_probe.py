@@ -5,7 +5,6 @@ import hashlib
 import itertools
 import json
 import random
-import ssl
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from envcheck.mirrors.probe import (
     ranked_mirrors,
 )
 from envcheck.mirrors.profiles.model import Credential, Index, Profile
-from tests.certificates import self_signed, signed
+from tests.certificates import Certificate, self_signed, signed
 from tests.http_server import Answer, Request, Server, Servers, endless, paced, ranged
 from tests.tables import each
 
@@ -78,31 +77,18 @@ def page(project: str, faults: Faults) -> Answer:
         return Answer(404)
     digest = "0" * 64 if actual == faults.wrong_hash else HASHES[actual]
     if faults.other_size:
-        file = {
-            "filename": actual,
-            "url": f"/files/{actual}",
-            "hashes": {"sha256": digest},
-            "size": len(WHEELS[actual]),
-        }
+        file = {"filename": actual, "url": f"/files/{actual}", "size": len(WHEELS[actual])}
+        file |= {"hashes": {"sha256": digest}}
         return Answer(200, json.dumps({"files": [file]}).encode(), {"Content-Type": "application/json"})
     body = f'<a href="/files/{actual}{"" if faults.no_hash else f"#sha256={digest}"}">{actual}</a>'
     return Answer(200, body.encode(), {"Content-Type": "text/html"})
 
 
-@dataclasses.dataclass(frozen=True)
-class Authority:
-    """A private CA's certificate, a server's context with one signed by it, and with one that nobody signed."""
-
-    ca: Path
-    signed: ssl.SSLContext
-    rogue: ssl.SSLContext
-
-
 @pytest.fixture(scope="session")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+def certified(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Certificate]:
     hosts = [f"127.0.0.{number}" for number in range(2, 60)]
-    known = signed(tmp_path_factory.mktemp("ca"), *hosts)
-    return Authority(known.ca, known.context, self_signed(tmp_path_factory.mktemp("rogue"), *hosts).context)
+    made = tmp_path_factory.mktemp
+    return {"signed": signed(made("ca"), *hosts), "rogue": self_signed(made("rogue"), *hosts)}
 
 
 @dataclasses.dataclass
@@ -110,30 +96,28 @@ class Sites:
     """Starts mirrors, each on a loopback address of its own, and makes profiles of them."""
 
     servers: Servers
-    authority: Authority
+    certified: dict[str, Certificate]
     addresses: Any = dataclasses.field(default_factory=lambda: itertools.count(2))
 
     def start(self, tls: str = "signed", **faults: Any) -> Server:
-        """Start a mirror; `tls` is "signed", "rogue" or "" for plain http."""
-        known, wrong = getattr(self.authority, tls) if tls else None, Faults(**faults)
-        address = f"127.0.0.{next(self.addresses)}"
-        return self.servers.start(Server(lambda request: answer(wrong, request), address, tls=known))
+        wrong, address = Faults(**faults), f"127.0.0.{next(self.addresses)}"
+        context = self.certified[tls].context
+        return self.servers.start(Server(lambda request: answer(wrong, request), address, tls=context))
 
     def mirror(self, name: str, *sites: Server | str) -> Mirror:
-        """Return the mirror of these indexes."""
         urls = [site if isinstance(site, str) else f"{site.url}/simple" for site in sites]
-        profile = Profile(name=name, pypi=[Index(url=url) for url in urls], ca=str(self.authority.ca))
-        return Mirror(name, profile, Client(ca=self.authority.ca, connect=1.0, read=2.0))
+        ca = self.certified["signed"].ca
+        profile = Profile(name=name, pypi=[Index(url=url) for url in urls], ca=str(ca))
+        return Mirror(name, profile, Client(ca=ca, connect=1.0, read=2.0))
 
     def judged(self, seconds: float = 20.0, **sites: Server | str) -> dict[str, RankedMirror]:
-        """Return mirrors of these names in the order of their ranks."""
         mirrors = [self.mirror(name, site) for name, site in sites.items()]
         return {one.mirror: one for one in ranked_mirrors(lock_targets(PACKAGES)[0], mirrors, seconds)}
 
 
 @pytest.fixture
-def sites(servers: Servers, authority: Authority) -> Sites:
-    return Sites(servers, authority)
+def sites(servers: Servers, certified: dict[str, Certificate]) -> Sites:
+    return Sites(servers, certified)
 
 
 def why(ranked: RankedMirror, gate: str) -> str:
@@ -236,12 +220,8 @@ def test_a_server_that_drips_for_ever_ends_with_the_time(sites: Sites) -> None:
 
 
 def test_the_best_is_chosen_first_and_who_fails_is_left_out(sites: Sites) -> None:
-    started = {
-        "whole": sites.start(ranges=False),
-        "slow": sites.start(pause=0.02),
-        "gone": sites.start(gone=OTHER),
-        "fast": sites.start(),
-    }
+    wrong: dict[str, Any] = {"whole": {"ranges": False}, "slow": {"pause": 0.02}, "gone": {"gone": OTHER}, "fast": {}}
+    started = {name: sites.start(**faults) for name, faults in wrong.items()}
     mirrors = [sites.mirror(name, site) for name, site in started.items()]
     profile, reasons = choose(lock_targets(PACKAGES), mirrors)
     assert [index.url for index in profile.pypi] == [

@@ -1,7 +1,5 @@
 """An index's pages, as JSON and as HTML, and which of their files a lock means."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import platform

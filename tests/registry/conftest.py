@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from envcheck.registry.judge import DEFAULT, Policy
 from envcheck.registry.repository import Repository
 from envcheck.signing import PrivateKey, load_private
 from tests import proofs, registries
@@ -20,7 +22,6 @@ _NUMBERS = itertools.count()
 
 @pytest.fixture(scope="session")
 def docker_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of the registry without the referrers API."""
     return tmp_path_factory.mktemp("docker-registry")
 
 
@@ -38,7 +39,6 @@ def referrers_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
 
 @pytest.fixture(params=["docker_registry", "referrers_registry"])
 def real(request: pytest.FixtureRequest) -> str:
-    """Return HOST:PORT of each of the two."""
     return str(request.getfixturevalue(request.param))
 
 
@@ -59,14 +59,19 @@ def on_disk(docker_registry: str, tmp_path: Path) -> Site:
 
 
 @pytest.fixture
-def fake(servers: Servers) -> FakeRegistry:
+def registry(servers: Servers) -> FakeRegistry:
     return servers.start(FakeRegistry())
 
 
 @pytest.fixture
-def lied(fake: FakeRegistry, tmp_path: Path) -> Site:
+def repository(registry: FakeRegistry) -> Repository:
+    return opened(registry.netloc)
+
+
+@pytest.fixture
+def lied(registry: FakeRegistry, tmp_path: Path) -> Site:
     """Return a repository with a proven image, in a registry that does what a test says."""
-    site = Site(fake.netloc, tmp_path)
+    site = Site(registry.netloc, tmp_path)
     site.attach(site.image("one", "2.13.0-cpu-py311-runtime"))
     return site
 
@@ -87,3 +92,8 @@ def ecdsa_key(tmp_path_factory: pytest.TempPathFactory) -> PrivateKey:
     words = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", str(path)]
     subprocess.run(words, check=True, capture_output=True)
     return load_private(path)
+
+
+@pytest.fixture
+def policy(key: PrivateKey) -> Policy:
+    return structs.replace(DEFAULT, keys=(key.public,))

@@ -52,7 +52,6 @@ class Site:
         return path
 
     def image(self, word: str, tag: str | None = None) -> StoredManifest:
-        """Push an image that no other word gives."""
         return push_image(self.repository, word, tag)
 
     def report(self, image: StoredManifest, *, ago: int = 3600, failed: bool = False, cell: str = "") -> Path:
@@ -80,13 +79,11 @@ class Site:
         return result.exit_code, result.output
 
     def publish(self, image: StoredManifest, *options: object, key: str = "release", **report: Any) -> tuple[int, str]:
-        """Publish a report of the image."""
         path = self.report(image, **report)
         signed = ("--key", self.folder / key)
         return self.run("publish", f"{self.name}@{image.digest}", "--report", path, *signed, *options)
 
     def stated(self, image: StoredManifest, **changes: Any) -> Statement:
-        """Return the statement of a run of the image that ended an hour ago, with these changes."""
         began, ended = (written(NOW - dt.timedelta(minutes=ago)) for ago in (61, 60))
         about = {
             "subject": [Subject(name=self.name, digest=Sha256(sha256=image.digest.partition(":")[2]))],
@@ -102,7 +99,6 @@ class Site:
         publish(self.repository, prepared, load_private(self.folder / by))
 
     def pull(self, *words: object, policy: Path | None = None) -> dict[str, Any]:
-        """Return what a pull would do."""
         status, output = self.run("pull", *words, "--policy", policy or self.policy, "--dry-run", "--json")
         document: dict[str, Any] = json.loads(output)
         assert status == (0 if document["chosen"] else 1)
@@ -120,7 +116,6 @@ class Site:
         return {row["reason"] for row in document["refused"]}
 
     def promote(self, image: StoredManifest, *words: object, key: str = "release", **more: Any) -> tuple[int, str]:
-        """Promote the image."""
         options = ("--policy", more.get("policy", self.policy), "--key", self.folder / key)
         return self.run("promote", f"{self.name}@{image.digest}", *words, *options)
 

@@ -5,7 +5,6 @@ Each attack is made with real registries, the one without the referrers API and 
 
 import datetime as dt
 import json
-import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
@@ -20,7 +19,7 @@ from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations, sign
 from envcheck.registry.statement import Sha256, Subject, written
 from envcheck.signing import load_private
 from tests import proofs
-from tests.registry.oci.fakes import FakeRegistry
+from tests.registry.oci.fakes import FakeRegistry, push_rows
 from tests.registry.site import NOW, Site
 
 DAY: Final = 86400
@@ -58,11 +57,8 @@ def two_subjects(site: Site, image: StoredManifest) -> None:
 
 
 def changed_after_signing(site: Site, image: StoredManifest) -> None:
-    key, payload = load_private(site.folder / "release"), re.compile(rb'"payload":"[^"]*"')
-    ours, theirs = (proofs.bundle(site.stated(image, level=level), key) for level in ("static", "full"))
-    changed = payload.search(theirs)
-    assert changed is not None
-    put(site, image, payload.sub(changed[0], ours))
+    key = load_private(site.folder / "release")
+    put(site, image, proofs.exchanged(*(proofs.bundle(site.stated(image, level=x), key) for x in ("static", "full"))))
 
 
 def of_another_type(site: Site, image: StoredManifest) -> None:
@@ -115,28 +111,26 @@ def test_each_attack_ends_in_its_refusal(
     assert site.chosen(f"{site.name}@{image.digest}") == image.digest
 
 
-def index_of(image: StoredManifest, digests: list[str], arch: str = "amd64") -> bytes:
-    platform = {"os": "linux", "architecture": arch}
-    entry = {"mediaType": image.media_type, "size": len(image.content), "platform": platform}
-    entries = [{**entry, "digest": digest} for digest in digests]
-    return json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}).encode()
+AMD64: Final = {"platform": {"os": "linux", "architecture": "amd64"}}
 
 
-def test_an_index_that_names_thousands_of_images_costs_few_requests(lied: Site, fake: FakeRegistry) -> None:
+def many(image: StoredManifest, count: int) -> list[tuple[StoredManifest, dict[str, Any]]]:
+    return [(image, {**AMD64, "digest": f"sha256:{number:064x}"}) for number in range(count)]
+
+
+def test_an_index_that_names_thousands_of_images_costs_few_requests(lied: Site, registry: FakeRegistry) -> None:
     image = lied.repository.manifest("2.13.0-cpu-py311-runtime")
-    digests = [f"sha256:{number:064x}" for number in range(5000)]
-    lied.repository.push_manifest(index_of(image, digests), OCI_INDEX, "huge")
-    before = len(fake.requests)
+    push_rows(lied.repository, "huge", *many(image, 5000))
+    before = len(registry.requests)
     document = lied.pull("--from", lied.name)
     assert document["chosen"].endswith(image.digest)
     assert [(row["digest"], row["reason"]) for row in document["refused"]] == [("huge", "unknown-format")]
-    assert len(fake.requests) - before < 30
+    assert len(registry.requests) - before < 30
 
 
 def test_one_image_with_too_many_attachments_does_not_stop_the_pull_of_another(lied: Site) -> None:
     image = lied.image("two", "2.14.0-cpu-py311-runtime")
-    many = index_of(image, [f"sha256:{number:064x}" for number in range(10_001)])
-    lied.repository.push_manifest(many, OCI_INDEX, fallback_tag(image.digest))
+    push_rows(lied.repository, fallback_tag(image.digest), *many(image, 10_001))
     document = lied.pull("--from", lied.name)
     assert document["chosen"] is not None
     assert [(row["digest"], row["reason"]) for row in document["refused"]] == [(image.digest, "tampered")]
@@ -200,27 +194,23 @@ def test_what_lies_beside_images_that_nobody_proved_is_not_kept(lied: Site, monk
 def test_an_index_that_engines_read_otherwise_is_not_promoted(lied: Site, key: str) -> None:
     """Go's decoder ignores the case of a key and takes the last: docker, podman and skopeo would see the stranger."""
     proven, stranger = lied.repository.manifest("2.13.0-cpu-py311-runtime"), lied.image("stranger")
-    sound, other = (json.loads(index_of(image, [image.digest])) for image in (proven, stranger))
-    content = f'{json.dumps(sound)[:-1]}, "{key}": {json.dumps(other["manifests"])}}}'.encode()
+    sound, other = (push_rows(lied.repository, tag, (one, AMD64)) for tag, one in (("one", proven), ("x", stranger)))
+    entries = json.dumps(json.loads(other.content)["manifests"])
+    content = f'{sound.content.decode()[:-1]}, "{key}": {entries}}}'.encode()
     lied.repository.push_manifest(content, OCI_INDEX, "two")
     status, message = lied.promote(lied.repository.manifest("two"), "--to", "stable")
     assert (status, "can be read in two ways" in message) == (1, True), message
-    lied.repository.push_manifest(json.dumps(sound).encode(), OCI_INDEX, "one")
-    assert lied.promote(lied.repository.manifest("one"), "--to", "stable")[0] == 0
+    assert lied.promote(sound, "--to", "stable")[0] == 0
 
 
 @pytest.mark.parametrize("digests", [0, 1])
 def test_an_index_of_no_image_is_not_promoted(lied: Site, digests: int) -> None:
     said = encode(ImageManifest(schema_version=2, media_type=OCI_MANIFEST, config=lied.repository.push_blob(b"{}")))
     lied.repository.push_manifest(said, OCI_MANIFEST, "said")
-    note = lied.repository.manifest("said")
-    entry = {"mediaType": OCI_MANIFEST, "digest": note.digest, "size": len(note.content)}
     marked = {"vnd.docker.reference.type": "attestation-manifest"}
-    rows = [{**entry, "platform": {"os": "unknown", "architecture": "unknown"}, "annotations": marked}][:digests]
-    lied.repository.push_manifest(
-        encode({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": rows}), OCI_INDEX, "x"
-    )
-    status, message = lied.promote(lied.repository.manifest("x"), "--to", "stable")
+    more = {"platform": {"os": "unknown", "architecture": "unknown"}, "annotations": marked}
+    index = push_rows(lied.repository, "x", *[(lied.repository.manifest("said"), more)][:digests])
+    status, message = lied.promote(index, "--to", "stable")
     assert (status, "is an index of no image" in message) == (1, True), message
 
 

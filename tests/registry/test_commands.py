@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from envcheck.registry.attachments import REPORT_TYPE, RemoteImage, fallback_tag, referrers
-from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, ImageManifest, StoredManifest, encode
+from envcheck.registry.documents import OCI_MANIFEST, ImageManifest, StoredManifest, encode
 from envcheck.registry.envelope import BUNDLE_TYPE
 from envcheck.registry.publishing import PreparedProof, delete_replaced
 from envcheck.registry.repository import Repository
@@ -20,28 +20,22 @@ from envcheck.registry.statement import written
 from envcheck.signing import load_private
 from tests import proofs
 from tests.registries import program, stored_blob
-from tests.registry.oci.fakes import push_image, push_index
+from tests.registry.oci.fakes import push_image, push_index, push_rows
 from tests.registry.site import NOW, Site
 
 pytestmark = pytest.mark.tools
 
 
-def test_what_is_published_holds_and_is_pulled_by_its_digest(site: Site) -> None:
+def test_what_is_published_is_read_back_holds_and_is_pulled_by_its_digest(site: Site) -> None:
     image = site.image("one", "2.13.0-cpu-py311-runtime")
     assert site.reasons() == {"no-proof"}
-    status, output = site.publish(image)
-    assert (status, "published PASSED" in output or "published WARNED" in output) == (0, True), output
+    status, output = site.publish(image, "--policy", site.policy)
+    assert (status, output.splitlines()[-1]) == (0, "  read back: holds for the node that ran"), output
+    assert "published PASSED" in output or "published WARNED" in output
     status, output = site.run("proof", f"{site.name}@{image.digest}", "--policy", site.policy, "--json")
     [row] = json.loads(output)["proofs"]
     assert (status, row["holds"], row["reason"]) == (0, True, None)
     assert site.chosen() == site.chosen(f"{site.name}@{image.digest}") == image.digest
-
-
-def test_a_proof_is_read_back_and_held_to_a_policy(site: Site) -> None:
-    image = site.image("one", "one")
-    status, output = site.publish(image, "--policy", site.policy)
-    assert (status, output.splitlines()[-1]) == (0, "  read back: holds for the node that ran"), output
-    assert site.chosen(f"{site.name}@{image.digest}") == image.digest
     status, output = site.publish(image, "--policy", site.policy, "--json", ago=1800)
     [row] = json.loads(output)["published"]
     assert (status, row["holds"], row["reason"], row["detail"]) == (0, True, None, "")
@@ -163,7 +157,7 @@ def test_evidence_that_does_not_hold_leads_to_the_next_image(on_disk: Site, dock
     assert [(row["digest"], row["reason"]) for row in document["refused"]] == [(new.digest, "dangling")]
 
 
-def test_an_alias_is_what_was_promoted_last(site: Site) -> None:
+def test_an_alias_is_what_was_promoted_last_and_does_not_go_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = site.image("first", "a"), site.image("second", "b")
     for image in (first, second):
         assert site.publish(image)[0] == 0
@@ -175,13 +169,6 @@ def test_an_alias_is_what_was_promoted_last(site: Site) -> None:
     assert site.reasons(f"{site.name}:stable") == {"alias-not-promoted"}
     _tag(site.repository, "stable", first)
     assert site.chosen(f"{site.name}:stable") == first.digest
-
-
-def test_an_alias_does_not_go_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = site.image("first"), site.image("second")
-    for image in (first, second):
-        site.publish(image)
-    assert site.promote(first, "--to", "stable")[0] == 0
     site.later(monkeypatch, 2)
     status, output = site.promote(second, "--to", "stable", "--dry-run")
     assert (status, "promoted" in output, output.startswith("met ")) == (0, False, True)
@@ -240,13 +227,9 @@ def test_an_index_is_promoted_only_whole(on_disk: Site, entry: dict[str, Any], w
     site, proven = on_disk, on_disk.image("one")
     assert site.publish(proven)[0] == 0
     stranger = push_image(site.repository, "stranger", architecture="arm64")
-    rows = [
-        {"mediaType": one.media_type, "digest": one.digest, "size": len(one.content), **more}
-        for one, more in ((proven, {"platform": {"os": "linux", "architecture": "x86_64"}}), (stranger, entry))
-    ]
-    content = json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": rows}).encode()
-    site.repository.push_manifest(content, OCI_INDEX, "both")
-    status, message = site.promote(site.repository.manifest("both"), "--to", "stable")
+    proves = {"platform": {"os": "linux", "architecture": "x86_64"}}
+    index = push_rows(site.repository, "both", (proven, proves), (stranger, entry))
+    status, message = site.promote(index, "--to", "stable")
     assert (status, why in message) == (1, True), message
     assert "stable" not in site.repository.tags()
 
@@ -259,13 +242,9 @@ def test_what_a_builder_says_of_its_image_is_promoted_with_it(on_disk: Site) -> 
     said = encode(ImageManifest(schema_version=2, media_type=OCI_MANIFEST, config=empty, layers=layers))
     site.repository.push_manifest(said, OCI_MANIFEST, "said")
     note, entry = site.repository.manifest("said"), STRANGERS["called an attestation"][0]
-    rows = [
-        {"mediaType": OCI_MANIFEST, "digest": one.digest, "size": len(one.content), **more}
-        for one, more in ((proven, {"platform": {"os": "linux", "architecture": "amd64"}}), (note, entry))
-    ]
-    content = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": rows}
-    site.repository.push_manifest(encode(content), OCI_INDEX, "both")
-    assert site.promote(site.repository.manifest("both"), "--to", "stable")[0] == 0
+    proves = {"platform": {"os": "linux", "architecture": "amd64"}}
+    index = push_rows(site.repository, "both", (proven, proves), (note, entry))
+    assert site.promote(index, "--to", "stable")[0] == 0
 
 
 def test_an_alias_does_not_go_back_when_its_newest_promotion_is_overwritten(
@@ -279,8 +258,7 @@ def test_an_alias_does_not_go_back_when_its_newest_promotion_is_overwritten(
     assert site.promote(second, "--to", "stable")[0] == 0
     [newest] = [tag for tag in _listed(site.repository, second) if tag.endswith(".promotion")]
     _tag(site.repository, newest, first)
-    empty = b'{"schemaVersion":2,"mediaType":"%s","manifests":[]}' % OCI_INDEX.encode()
-    site.repository.push_manifest(empty, OCI_INDEX, fallback_tag(second.digest))
+    push_rows(site.repository, fallback_tag(second.digest))
     _tag(site.repository, "stable", first)
     assert site.reasons(f"{site.name}:stable") == {"alias-not-promoted"}
     status, message = site.promote(first, "--to", "stable")

@@ -39,8 +39,8 @@ def test_a_bundle_of_a_stranger_does_not_steer_the_terminal(lied: Site) -> None:
         assert (status, "unknown-format" in output, sober(output)) == (1, True, True), output
 
 
-def test_a_proof_that_the_registry_took_and_does_not_list_does_not_hold(fake: FakeRegistry, tmp_path: Path) -> None:
-    site = Site(fake.netloc, tmp_path)
+def test_a_proof_that_the_registry_took_and_does_not_list_does_not_hold(registry: FakeRegistry, tmp_path: Path) -> None:
+    site = Site(registry.netloc, tmp_path)
     image = site.image("one", "one")
 
     def forgets(request: Request) -> Answer | None:
@@ -49,7 +49,7 @@ def test_a_proof_that_the_registry_took_and_does_not_list_does_not_hold(fake: Fa
         listed = request.method == "GET" and "/manifests/sha256-" in request.route
         return Answer(404, b'{"errors":[{"code":"MANIFEST_UNKNOWN"}]}') if listed else None
 
-    fake.fault = forgets
+    registry.fault = forgets
     status, output = site.publish(image, "--policy", site.policy)
     assert (status, "no-proof: the registry took the proof, and does not list it" in output) == (1, True), output
 
@@ -85,10 +85,10 @@ def test_a_statement_of_an_allowed_key_does_not_steer_the_terminal_either(lied: 
     ],
 )
 def test_an_answer_that_is_nested_thousands_deep_ends_nothing_badly(
-    place: str, status: int, ends: int, lied: Site, fake: FakeRegistry
+    place: str, status: int, ends: int, lied: Site, registry: FakeRegistry
 ) -> None:
     image = lied.repository.manifest("2.13.0-cpu-py311-runtime")
-    fake.fault = lambda request: Answer(status, DEEP) if place in request.path else None
+    registry.fault = lambda request: Answer(status, DEEP) if place in request.path else None
     words = (f"{lied.name}@{image.digest}", "--policy", lied.policy)
     ended, message = lied.run("pull", *words, "--gpu", "H100", "--dry-run")
     assert ended == ends, message
@@ -97,7 +97,7 @@ def test_an_answer_that_is_nested_thousands_deep_ends_nothing_badly(
 
 
 def test_a_list_of_tags_without_an_end_is_refused(
-    lied: Site, fake: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+    lied: Site, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repositories, "_MOST_TAGS", 1000)
 
@@ -106,11 +106,11 @@ def test_a_list_of_tags_without_an_end_is_refused(
         tags = json.dumps({"tags": [f"t{number}-{each}" for each in range(300)]}).encode()
         return Answer(200, tags, {"Link": f'<?last={number + 1}>; rel="next"'})
 
-    fake.fault = lambda request: page(request.path) if "/tags/list" in request.path else None
-    before = len(fake.requests)
+    registry.fault = lambda request: page(request.path) if "/tags/list" in request.path else None
+    before = len(registry.requests)
     status, message = lied.run("pull", "--from", lied.name, "--policy", lied.policy)
     assert (status, "more than 1000 tags" in message) == (3, True), message
-    assert len(fake.requests) - before == 4
+    assert len(registry.requests) - before == 4
 
 
 def test_what_no_tag_can_be_is_no_local_tag() -> None:

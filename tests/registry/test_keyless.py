@@ -29,7 +29,7 @@ from tests import proofs
 from tests.http_server import Server, Servers
 from tests.registries import cosign
 from tests.registry.site import NOW, Site
-from tests.sigstore_instance import IDENTITY, ISSUER, Entry, SigstoreInstance, token
+from tests.sigstore_instance import IDENTITY, ISSUER, SigstoreInstance, token
 
 pytestmark = pytest.mark.tools
 
@@ -57,12 +57,10 @@ class KeylessSite(Site):
         self.allowed = self.identities()
 
     def identities(self, identity: str = IDENTITY, issuer: str = ISSUER, root: str = "root.json") -> Path:
-        """Write a policy that allows an identity, and no key."""
         proof = f'identities = [{{identity = "{identity}", issuer = "{issuer}"}}]\ntrusted_root = "{root}"'
         return self.write_policy(proof, keys="")
 
     def payload(self, image: StoredManifest, **changes: Any) -> bytes:
-        """Return the statement about an image."""
         return statements.encode(self.stated(image, **changes))
 
     def put(self, image: StoredManifest, document: Any) -> None:
@@ -75,7 +73,6 @@ class KeylessSite(Site):
 
 @pytest.fixture
 def ci(docker_registry: str, tmp_path: Path, instance: SigstoreInstance) -> KeylessSite:
-    """Return a repository and the commands, with an instance of Sigstore."""
     return KeylessSite(docker_registry, tmp_path, instance)
 
 
@@ -160,41 +157,29 @@ def honest(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
     return instance.bundle(payload, at=AT)
 
 
-def too_late(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
-    return instance.bundle(payload, at=AT, delay=601)
+def with_entries(document: dict[str, Any], entries: list[Any]) -> dict[str, Any]:
+    return {**document, "verificationMaterial": {**document["verificationMaterial"], "tlogEntries": entries}}
 
 
 def entry_of_another(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
-    other = instance.bundle(payload, at=AT)
-    entry = other["verificationMaterial"]["tlogEntries"][0]
-    body = base64.b64decode(entry["canonicalizedBody"])
-    return instance.bundle(payload, at=AT, entry=Entry(body, int(entry["integratedTime"])))
+    other = honest(instance, payload)
+    return with_entries(honest(instance, payload), other["verificationMaterial"]["tlogEntries"])
 
 
 def another_payload(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
-    document = instance.bundle(payload, at=AT)
+    document = honest(instance, payload)
     other = payload.replace(b'"level":"', b'"level": "')
     document["dsseEnvelope"]["payload"] = base64.b64encode(other).decode()
     return document
 
 
-def no_entry(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
-    document = instance.bundle(payload, at=AT)
-    document["verificationMaterial"]["tlogEntries"] = []
-    return document
-
-
-def of_another_authority(_: SigstoreInstance, payload: bytes) -> dict[str, Any]:
-    return SigstoreInstance().bundle(payload, at=AT)
-
-
 FORGERIES: Final[dict[str, tuple[Forgery, str]]] = {
     "honest": (honest, "holds"),
-    "in the log after the certificate had expired": (too_late, "wrong-key"),
+    "in the log after the certificate had expired": (lambda i, p: i.bundle(p, at=AT, delay=601), "wrong-key"),
     "the entry of another bundle": (entry_of_another, "tampered"),
     "a payload that was changed after signing": (another_payload, "tampered"),
-    "no entry": (no_entry, "unknown-format"),
-    "an untrusted root": (of_another_authority, "wrong-key"),
+    "no entry": (lambda i, p: with_entries(honest(i, p), []), "unknown-format"),
+    "an untrusted root": (lambda _, p: honest(SigstoreInstance(), p), "wrong-key"),
 }
 
 

@@ -12,21 +12,13 @@ from typing import Any, Final
 
 import pytest
 
-from envcheck.registry.documents import (
-    OCI_INDEX,
-    OCI_MANIFEST,
-    Descriptor,
-    ImageManifest,
-    StoredManifest,
-    digest_of,
-    encode,
-)
+from envcheck.registry.documents import StoredManifest, digest_of
 from tests.e2e.private_engine import CannotStartError, private_engine
 from tests.registries import program
+from tests.registry.oci.fakes import push_parts, push_rows
 from tests.registry.site import Site
 
 pytestmark = pytest.mark.tools
-KIND = "application/vnd.oci.image"
 Run = Callable[..., str]
 # How an index may call an image that nobody proved, before the proven one, so that some engine takes it.
 FORMS: Final[list[dict[str, Any]]] = [
@@ -46,15 +38,7 @@ def push(site: Site, tag: str, word: str = "") -> StoredManifest:
     files = {"type": "layers", "diff_ids": [digest_of(layer.getvalue())]}
     labelled = {"Labels": {"word": word}} if word else {}
     config = json.dumps({"architecture": "amd64", "os": "linux", "config": labelled, "rootfs": files}).encode()
-    blobs = [
-        Descriptor(media_type=f"{KIND}.{kind}", digest=digest_of(content), size=len(content))
-        for kind, content in (("config.v1+json", config), ("layer.v1.tar", layer.getvalue()))
-    ]
-    for content in (config, layer.getvalue()):
-        site.repository.push_blob(content)
-    manifest = ImageManifest(schema_version=2, media_type=OCI_MANIFEST, config=blobs[0], layers=blobs[1:])
-    site.repository.push_manifest(encode(manifest), OCI_MANIFEST, tag)
-    return site.repository.manifest(tag)
+    return push_parts(site.repository, config, layer.getvalue(), tag)
 
 
 def running(environment: Mapping[str, str]) -> Run:
@@ -104,13 +88,8 @@ def taken_through(site: Site, take: Callable[[str], str]) -> list[str]:
     site.attach(proven)
     took = []
     for number, form in enumerate(FORMS):
-        rows = [
-            {"mediaType": OCI_MANIFEST, "digest": one.digest, "size": len(one.content), **more}
-            for one, more in ((stranger, form), (proven, FORMS[0]))
-        ]
-        content = encode({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": rows})
-        site.repository.push_manifest(content, OCI_INDEX, f"both{number}")
-        status, said = site.promote(site.repository.manifest(f"both{number}"), "--to", "stable")
+        index = push_rows(site.repository, f"both{number}", (stranger, form), (proven, FORMS[0]))
+        status, said = site.promote(index, "--to", "stable")
         assert (status, "stable" in site.repository.tags()) == (1, False), said
         took.append(take(f"{site.name}:both{number}"))
     return took
@@ -126,11 +105,8 @@ def test_podman_and_skopeo_take_from_a_refused_index_what_nobody_proved(
         return str(json.loads(run(podman, "image", "inspect", name))[0]["Labels"]["word"])
 
     def by_skopeo(name: str) -> str:
-        return str(
-            json.loads(run(skopeo, "inspect", "--config", "--tls-verify=false", f"docker://{name}"))["config"][
-                "Labels"
-            ]["word"]
-        )
+        config = json.loads(run(skopeo, "inspect", "--config", "--tls-verify=false", f"docker://{name}"))["config"]
+        return str(config["Labels"]["word"])
 
     for take in (by_podman, by_skopeo):
         assert "stranger" in taken_through(site, take)

@@ -1,12 +1,11 @@
 """A server of one file that misbehaves as it is told to, and what was asked of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools
 import random
 import ssl
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,11 +15,11 @@ import pytest
 
 from envcheck.mirrors.fetch import download
 from envcheck.mirrors.fetch import request as fetch_retries
-from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
+from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
+from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.net.client import Client
-from tests import http_server
 from tests.certificates import Certificate, self_signed
-from tests.http_server import BLOCK, Answer, RawServer, Request, Server, Servers, Speaking
+from tests.http_server import BLOCK, Answer, RawServer, Request, Server, Servers
 
 SIZE = 10 * (1 << 20) + 12345
 CONTENT = random.Random(4).randbytes(SIZE)  # noqa: S311 (data, no secret)
@@ -69,11 +68,9 @@ class FileServer(Server):
 
     @property
     def url(self) -> str:
-        """Return where the file is."""
         return f"{super().url}/file.bin"
 
     def answer(self, request: Request) -> Answer:
-        """Return the file, or what is wrong."""
         faults, number = self.faults, request.number
         if faults.first is not None and number > faults.first:
             faults = Faults()
@@ -122,15 +119,37 @@ class FileServer(Server):
                 faults = dataclasses.replace(faults, stall=0.0)
 
 
+@dataclasses.dataclass
+class Lab:
+    """Servers of a file, each on an address of its own (two ports of one host are one host), and what is wanted."""
+
+    servers: Servers
+    to: Path
+    notes: list[str] = dataclasses.field(default_factory=list)
+    means: TransferOptions = dataclasses.field(init=False)
+    addresses: Iterator[int] = dataclasses.field(default_factory=lambda: itertools.count(2))
+
+    def __post_init__(self) -> None:
+        # They lose patience within seconds, and not because a machine is busy.
+        client = Client(connect=1.5, read=1.5, connections=4)
+        self.means = TransferOptions(client, connections=4, note=self.notes.append)
+
+    def serve(self, *, tls: ssl.SSLContext | None = None, **faults: Any) -> FileServer:
+        return self.servers.start(FileServer(Faults(**faults), f"127.0.0.{next(self.addresses)}", tls))
+
+    def want(self, *servers: FileServer, **changes: Any) -> WantedFile:
+        whole = {"sha256": SHA256, "size": SIZE, "path": self.to / "file.bin"}
+        return WantedFile(**{"urls": tuple(server.url for server in servers), **whole, **changes})
+
+    def fetch(self, want: WantedFile, **changes: Any) -> FetchedFile:
+        return fetch(want, dataclasses.replace(self.means, **changes))
+
+
 @pytest.fixture
-def serve(servers: Servers) -> Callable[..., FileServer]:
-    """Give a function that starts a server: each on an address of its own, as two ports of one host are one host."""
-    addresses = (f"127.0.0.{number}" for number in itertools.count(2))
-
-    def start(*, tls: ssl.SSLContext | None = None, **faults: Any) -> FileServer:
-        return servers.start(FileServer(Faults(**faults), next(addresses), tls))
-
-    return start
+def lab(servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    monkeypatch.setattr(download, "BACKOFF", (0.05, 0.1, 0.15, 0.2))
+    monkeypatch.setattr(fetch_retries, "WAITS", (0.05, 0.1, 0.15))
+    return Lab(servers, tmp_path / "to")
 
 
 @pytest.fixture
@@ -139,45 +158,12 @@ def certified(tmp_path: Path) -> Certificate:
 
 
 @pytest.fixture
-def silent(servers: Servers) -> Callable[..., RawServer]:
-    """Give a function that starts a server which sends some bytes after each request, if any, and then nothing."""
-    size = b"HTTP/1.1 206 P\r\nContent-Range: bytes 0-0/99999\r\n\r\n"
-
-    def start(before: bytes = b"") -> RawServer:
-        return servers.start(
-            RawServer(lambda requests: [size if before and b"bytes=0-0" in requests else before], keeps=True)
-        )
-
-    return start
+def silent(servers: Servers) -> RawServer:
+    """Return a server that takes every request and says nothing."""
+    return servers.start(RawServer(lambda _: [], keeps=True))
 
 
-@pytest.fixture
-def start(servers: Servers) -> Callable[[Speaking], str]:
-    return lambda speaking: f"{servers.start(RawServer(speaking)).url}/torch/"
-
-
-@pytest.fixture
-def deaf() -> Iterator[tuple[str, int]]:
-    with http_server.deaf() as address:
-        yield address
-
-
-@pytest.fixture
-def notes() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def means(notes: list[str], monkeypatch: pytest.MonkeyPatch) -> TransferOptions:
-    """Return means that lose patience within seconds, and not because a machine is busy."""
-    monkeypatch.setattr(download, "BACKOFF", (0.05, 0.1, 0.15, 0.2))
-    monkeypatch.setattr(fetch_retries, "WAITS", (0.05, 0.1, 0.15))
-    return TransferOptions(Client(connect=1.5, read=1.5, connections=4), connections=4, note=notes.append)
-
-
-@pytest.fixture
-def wanted_file(tmp_path: Path) -> Callable[..., WantedFile]:
-    def want(*servers: FileServer, sha256: str = SHA256, size: int | None = SIZE) -> WantedFile:
-        return WantedFile(tuple(server.url for server in servers), sha256, size, tmp_path / "to" / "file.bin")
-
-    return want
+def words(want: WantedFile, *more: str) -> list[str]:
+    # A shell's background job, as CI may be one, ignores the interrupt, and so would what it starts.
+    fetch = ["env", "--default-signal=INT", sys.executable, "-m", "envcheck", "fetch", want.urls[0]]
+    return [*fetch, "--sha256", want.sha256, "--output", str(want.path.parent), *more]

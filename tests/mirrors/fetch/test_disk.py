@@ -8,9 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -19,32 +17,12 @@ from hypothesis import strategies as st
 
 from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch import disk
-from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
-from envcheck.mirrors.fetch.transfer import fetch
-from tests.mirrors.fetch.conftest import CONTENT, SIZE
+from envcheck.mirrors.fetch.request import WantedFile
+from tests.mirrors.fetch.conftest import CONTENT, SIZE, Lab, words
+from tests.processes import ran
 
-Serve = Callable[..., Any]
-Want = Callable[..., WantedFile]
 MIB = 1 << 20
 VICTIM = b"precious\n" * 1000
-ROOT = Path(__file__).parents[3]
-# What the command does, with a limit.
-FETCH = """
-import os, resource, sys
-from pathlib import Path
-from envcheck.errors import EnvcheckError
-from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
-from envcheck.mirrors.net.client import Client
-how, url, sha256, path, *size = sys.argv[1:]
-means = TransferOptions(Client())
-if how == "limit":
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, 4 << 20))
-try:
-    fetch(WantedFile((url,), sha256, int(size[0]) if size else None, Path(path)), means)
-except (EnvcheckError, OSError) as error:
-    print(type(error).__name__, error)
-"""
 # A process without threads, that forks a fetcher, kills it a random time later, and so on until one gets to its end.
 KILLER = """
 import hashlib, json, os, random, signal, sys, time
@@ -75,71 +53,66 @@ print(json.dumps({"wrong": wrong, "finished": finished, "kills": killed}))
 """
 
 
-def tried(how: str, want: WantedFile, *prefix: str) -> str:
-    words = [*prefix, sys.executable, "-c", FETCH, how, want.urls[0], want.sha256, str(want.path)]
-    return subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+def begun(want: WantedFile, content: bytes) -> Path:
+    """Return the unfinished file, with this in it."""
+    want.path.parent.mkdir()
+    part = disk.part_path(want)
+    part.write_bytes(content)
+    return part
 
 
-def test_a_file_larger_than_the_system_lets_us_write(serve: Serve, wanted_file: Want) -> None:
-    server = serve()
-    want = wanted_file(server)
-    said = tried("limit", want)
-    assert said.startswith("UnavailableError")
+def test_a_file_larger_than_the_system_lets_us_write(lab: Lab) -> None:
+    server = lab.serve()
+    want = lab.want(server)
+    said = ran(["sh", "-c", 'ulimit -f 8192 && exec "$@"', "sh", *words(want)]).stderr  # blocks of 512 bytes
     assert "is more than its file system or `ulimit -f` allows; choose another directory (--output)" in said
     assert server.sent <= MIB
 
 
 @pytest.mark.tools
-def test_a_full_disk_is_told_before_a_byte_comes(serve: Serve, wanted_file: Want, tmp_path: Path) -> None:
+def test_a_full_disk_is_told_before_a_byte_comes(lab: Lab, tmp_path: Path) -> None:
     """A file system of 4 MiB, mounted in a mount namespace of its own."""
     unshare = ["unshare", "--mount", "--map-root-user"]
     if subprocess.run([*unshare, "mount", "-t", "tmpfs", "t", str(tmp_path)], check=False).returncode != 0:
         pytest.skip("nothing may be mounted here")
-    server = serve()
+    server = lab.serve()
     mount = f'mount -t tmpfs -o size=4m t {tmp_path} && exec "$@"'
-    assert "bytes are needed and 4" in tried("x", wanted_file(server), *unshare, "sh", "-c", mount, "sh")
+    said = ran([*unshare, "sh", "-c", mount, "sh", *words(lab.want(server))]).stderr
+    assert "bytes are needed and 4" in said
     assert server.sent <= MIB
 
 
 @pytest.mark.parametrize("call", ["pwrite", "fdatasync", "fsync"])
-def test_a_disk_that_fills_up_or_fails_is_one_line(
-    serve: Serve, wanted_file: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_a_disk_that_fills_up_or_fails_is_one_line(lab: Lab, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     def broken(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    want = wanted_file(serve(delay=0.01))
+    want = lab.want(lab.serve(delay=0.01))
     monkeypatch.setattr("envcheck.mirrors.fetch.download._SAVE_SECONDS", 0.0)
     monkeypatch.setattr(os, call, broken)
     with pytest.raises(UnavailableError, match=f"{want.size} bytes are needed and [0-9]+ are free"):
-        fetch(want, means)
+        lab.fetch(want)
     assert not want.path.exists()
 
 
-def test_a_file_system_without_locks_is_named(
-    serve: Serve, wanted_file: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_locks_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """github.com/huggingface/huggingface_hub/issues/2399, datasets/issues/2618: Lustre without flock, NFS."""
-    want = wanted_file(serve())
+    want = lab.want(lab.serve())
     for number in (errno.ENOLCK, errno.ENOSYS):
 
         def flock(*_: object, number: int = number) -> None:
             raise OSError(number, os.strerror(number))
 
         monkeypatch.setattr(fcntl, "flock", flock)
-        with pytest.raises(
-            UnavailableError, match=f"^{want.path.parent}: the file system has no locks; choose a local"
-        ):
-            fetch(want, means)
+        with pytest.raises(UnavailableError, match=f"^{lab.to}: the file system has no locks; choose a local"):
+            lab.fetch(want)
 
 
-def test_killed_at_random_moments_nothing_wrong_gets_the_name_and_what_had_come_is_kept(
-    serve: Serve, wanted_file: Want
-) -> None:
-    server = serve(delay=0.02)
-    want = wanted_file(server)
-    words = [want.urls[0], want.sha256, str(want.size), str(want.path), "25"]
-    completed = subprocess.run([sys.executable, "-c", KILLER, *words], capture_output=True, text=True, check=True)
+def test_killed_at_random_moments_nothing_wrong_gets_the_name_and_what_had_come_is_kept(lab: Lab) -> None:
+    server = lab.serve(delay=0.02)
+    want = lab.want(server)
+    given = [want.urls[0], want.sha256, str(want.size), str(want.path), "25"]
+    completed = subprocess.run([sys.executable, "-c", KILLER, *given], capture_output=True, text=True, check=True)
     document = json.loads(completed.stdout)
     assert document["wrong"] == 0
     assert want.path.read_bytes() == CONTENT
@@ -148,30 +121,24 @@ def test_killed_at_random_moments_nothing_wrong_gets_the_name_and_what_had_come_
 
 
 @pytest.mark.parametrize("pieces", ["all", "of another size", "not valid"])
-def test_a_journal_is_no_proof(serve: Serve, wanted_file: Want, means: TransferOptions, pieces: str) -> None:
+def test_a_journal_is_no_proof(lab: Lab, pieces: str) -> None:
     """As after a power cut: pieces said to be there that are not. The hash says so, and the file is fetched again."""
-    want = wanted_file(serve())
-    want.path.parent.mkdir()
-    part = disk.part_path(want)
-    part.write_bytes(bytes(want.size or 0))
+    want = lab.want(lab.serve())
+    part = begun(want, bytes(SIZE))
     size = 7 if pieces == "of another size" else SIZE
     disk.write_journal(part, disk.Journal(want.sha256, size, MIB, {99} if pieces == "not valid" else set(range(11))))
-    fetch(want, means)
+    lab.fetch(want)
     assert want.path.read_bytes() == CONTENT
 
 
-def test_pieces_are_kept_where_the_whole_file_does_not_come(
-    serve: Serve, wanted_file: Want, means: TransferOptions
-) -> None:
+def test_pieces_are_kept_where_the_whole_file_does_not_come(lab: Lab) -> None:
     """The only server there forgot of ranges, and has the file no longer when it is asked for all of it."""
-    want = wanted_file(serve(ranges=False, gone_after=1))
-    want.path.parent.mkdir()
-    part = disk.part_path(want)
-    part.write_bytes(CONTENT)
+    want = lab.want(lab.serve(ranges=False, gone_after=1))
+    part = begun(want, CONTENT)
     disk.write_journal(part, disk.Journal(want.sha256, SIZE, MIB, set(range(5))))
     with pytest.raises(UnavailableError):
-        fetch(want, dataclasses.replace(means, connections=1))
-    assert fetch(dataclasses.replace(want, urls=(serve().url,)), means).found == 5 * MIB
+        lab.fetch(want, connections=1)
+    assert lab.fetch(dataclasses.replace(want, urls=(lab.serve().url,))).found == 5 * MIB
 
 
 @settings(max_examples=300, deadline=None)
@@ -190,13 +157,11 @@ def test_any_journal_is_read(tmp_path_factory: pytest.TempPathFactory, text: byt
 
 @pytest.mark.parametrize("name", ["part", "journal", "journal.new", "local"])
 @pytest.mark.parametrize("kind", ["link", "hard link", "pipe"])
-def test_a_planted_name_is_replaced_and_not_followed(
-    serve: Serve, wanted_file: Want, means: TransferOptions, tmp_path: Path, name: str, kind: str
-) -> None:
+def test_a_planted_name_is_replaced_and_not_followed(lab: Lab, tmp_path: Path, name: str, kind: str) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(VICTIM)
     victim.chmod(0o640)
-    want = wanted_file(serve())
+    want = lab.want(lab.serve())
     want.path.parent.mkdir()
     part = disk.part_path(want)
     planted = {"part": part, "journal": disk.journal_path(part), "local": Path(f"{part}.local")}
@@ -208,56 +173,50 @@ def test_a_planted_name_is_replaced_and_not_followed(
     else:
         planted[name].symlink_to(victim)
     os.mkfifo(want.path)
-    fetch(want, means)
+    lab.fetch(want)
     assert (want.path.read_bytes(), want.path.is_symlink()) == (CONTENT, False)
     assert (victim.read_bytes(), victim.stat().st_mode & 0o777) == (VICTIM, 0o640)
 
 
 def test_a_local_file_that_may_not_be_read_is_passed_over(
-    serve: Serve, wanted_file: Want, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     (tmp_path / "other.bin").write_bytes(CONTENT)
-    want = dataclasses.replace(wanted_file(serve()), local=(tmp_path / "other.bin",))
+    want = lab.want(lab.serve(), local=(tmp_path / "other.bin",))
     for place, name in ((os, "link"), (os, "open"), (Path, "open")):
         monkeypatch.setattr(place, name, refuse)
     assert disk.take_local_copy(want, disk.part_path(want)) is None
 
 
 @pytest.mark.parametrize("owner", ["ours", "another"])
-def test_an_unfinished_file_that_others_may_write_to_is_not_gone_on_with(
-    serve: Serve, wanted_file: Want, means: TransferOptions, owner: str
-) -> None:
+def test_an_unfinished_file_that_others_may_write_to_is_not_gone_on_with(lab: Lab, owner: str) -> None:
     """Who holds it open could change it after its hash was compared."""
     if owner == "another" and os.geteuid() != 0:
         pytest.skip("a file of another user is made by root only")
-    want = wanted_file(serve())
-    want.path.parent.mkdir()
-    part = disk.part_path(want)
-    part.write_bytes(CONTENT)
+    want = lab.want(lab.serve())
+    part = begun(want, CONTENT)
     if owner == "another":
         os.chown(part, 65534, 65534)
     else:
         part.chmod(0o666)
     with part.open("r+b") as held:
-        fetch(want, means)
+        lab.fetch(want)
         held.write(b"changed")
     assert want.path.read_bytes() == CONTENT
     assert want.path.stat().st_uid == os.geteuid()
 
 
-def test_the_umask_is_honoured_and_the_longest_name_is_written(
-    serve: Serve, wanted_file: Want, means: TransferOptions, tmp_path: Path
-) -> None:
+def test_the_umask_is_honoured_and_the_longest_name_is_written(lab: Lab, tmp_path: Path) -> None:
     small = CONTENT[:1000]
-    server, digest = serve(content=small), hashlib.sha256(small).hexdigest()
+    server, digest = lab.serve(content=small), hashlib.sha256(small).hexdigest()
     for mask, mode in ((0o077, 0o600), (0o002, 0o664)):
-        want = dataclasses.replace(wanted_file(server, sha256=digest, size=1000), path=tmp_path / ("ä" * 127))
+        want = lab.want(server, sha256=digest, size=1000, path=tmp_path / ("ä" * 127))
         before = os.umask(mask)
         try:
-            fetch(want, means)
+            lab.fetch(want)
         finally:
             os.umask(before)
         assert want.path.stat().st_mode & 0o777 == mode

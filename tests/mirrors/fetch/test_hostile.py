@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,17 @@ import pytest
 
 from envcheck.errors import EnvcheckError
 from envcheck.mirrors import index as simple_api
-from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
-from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.hub import parse_tree
 from envcheck.mirrors.index import LockedPackage, match_files
 from envcheck.mirrors.net import responses
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import redirect_target
-from tests.http_server import RawServer, Servers, Speaking, endless
-from tests.mirrors.fetch.conftest import CONTENT
+from tests.http_server import RawServer, Servers, endless
+from tests.mirrors.fetch.conftest import CONTENT, Lab
 from tests.tables import each
 from tests.waiting import eventually
 
-Start = Callable[[Speaking], str]
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.pypi.simple.v1+json\r\nConnection: close\r\n\r\n"
 
@@ -54,14 +50,14 @@ DRIPS = {
 
 @pytest.mark.timeout(120)
 def test_whatever_part_of_an_answer_drips_or_has_no_end_it_is_given_up(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module, name in ((responses, "SECONDS"), (responses, "_PAGE_SECONDS")):
         monkeypatch.setattr(module, name, 0.5)
     read = []
     for part, speaking in DRIPS.items():
         try:
-            simple_api.read_page(Client(read=2.0), start(speaking))
+            simple_api.read_page(Client(read=2.0), servers.start(RawServer(speaking)).url)
         except NetworkError:
             continue
         read.append(part)
@@ -69,9 +65,7 @@ def test_whatever_part_of_an_answer_drips_or_has_no_end_it_is_given_up(
 
 
 @pytest.mark.timeout(200)
-def test_a_mirror_that_does_anything_gives_the_right_bytes_or_an_error(
-    serve: Callable[..., Any], wanted_file: Callable[..., WantedFile], means: TransferOptions
-) -> None:
+def test_a_mirror_that_does_anything_gives_the_right_bytes_or_an_error(lab: Lab) -> None:
     """Two mirrors with a few random faults each; another user's bytes never get the name."""
     chance, small = random.Random(7), CONTENT[: 3 << 20]  # noqa: S311 (which faults)
     faults: list[dict[str, Any]] = [
@@ -94,13 +88,13 @@ def test_a_mirror_that_does_anything_gives_the_right_bytes_or_an_error(
     right, digest = 0, hashlib.sha256(small).hexdigest()
     for round_ in range(60):
         servers = [
-            serve(**{"content": small, **chance.choice(faults), **chance.choice(faults)})
+            lab.serve(**{"content": small, **chance.choice(faults), **chance.choice(faults)})
             for _ in range(chance.choice((1, 2)))
         ]
-        want = wanted_file(*servers, sha256=digest, size=chance.choice((None, len(small))))
+        want = lab.want(*servers, sha256=digest, size=chance.choice((None, len(small))))
         want = dataclasses.replace(want, path=want.path.with_name(f"{round_}.bin"))
         try:
-            fetch(want, means)
+            lab.fetch(want)
         except EnvcheckError:
             assert not want.path.exists()
         else:
@@ -109,14 +103,13 @@ def test_a_mirror_that_does_anything_gives_the_right_bytes_or_an_error(
     assert right > 20
 
 
-def is_interrupted(server: RawServer, directory: Path, number: signal.Signals, words: str) -> bool:
-    """Tell whether a command that waits for a server hears a signal at once, and says so."""
-    profile, lock = directory / "profile.yaml", directory / "requirements.lock"
-    url = server.url
-    profile.write_text(f"name: t\npypi: [{{url: {url}}}]\npytorch: [{{url: {url}}}]\nhf: {{endpoint: {url}}}\n")
-    lock.write_text(f"torch==1.0 --hash=sha256:{'0' * 64}\n")
-    command = ["env", "--default-signal=INT", sys.executable, "-m", "envcheck", *words.split()]
-    process = subprocess.Popen([*command, "--mirror", str(profile)], stderr=subprocess.PIPE, cwd=directory)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_heard_while_an_answer_drips(servers: Servers, tmp_path: Path, number: signal.Signals) -> None:
+    server = servers.start(RawServer(DRIPS["page"]))
+    (tmp_path / "profile.yaml").write_text(f"pypi: [{{url: {server.url}}}]\n")
+    (tmp_path / "requirements.lock").write_text(f"torch==1.0 --hash=sha256:{'0' * 64}\n")
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "envcheck", "fetch", "--lock", "requirements.lock"]
+    process = subprocess.Popen([*command, "--mirror", "profile.yaml"], stderr=subprocess.PIPE, cwd=tmp_path)
     assert eventually(lambda: bool(server.requests), expected=True), process.communicate(timeout=5)
     time.sleep(1.0)  # some bytes come
     assert process.poll() is None
@@ -126,19 +119,15 @@ def is_interrupted(server: RawServer, directory: Path, number: signal.Signals, w
     assert process.returncode == 128 + number, message
     assert b"Traceback" not in message
     assert time.monotonic() - sent < 5  # one second on an idle machine
-    return b"interrupted" in message
+    assert b"interrupted" in message
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_heard_while_an_answer_drips(servers: Servers, tmp_path: Path, number: signal.Signals) -> None:
-    assert is_interrupted(servers.start(RawServer(DRIPS["page"])), tmp_path, number, "fetch --lock requirements.lock")
-
-
-def test_a_page_of_millions_of_links_is_cut_off_and_takes_little_memory(start: Start) -> None:
+def test_a_page_of_millions_of_links_is_cut_off_and_takes_little_memory(servers: Servers) -> None:
     links = b'<a href="torch-1.0-py3-none-any.whl">t</a>' * 10_000
+    speaking = endless(PAGE + b"Connection: close\r\n\r\n", links, 0.0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(NetworkError, match="lists more than 50000 files"):
-        simple_api.read_page(Client(), start(endless(PAGE + b"Connection: close\r\n\r\n", links, 0.0)))
+        simple_api.read_page(Client(), servers.start(RawServer(speaking)).url)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
 
 
@@ -157,12 +146,12 @@ def test_deep_nesting_is_one_line(text: bytes) -> None:
         parse_tree(b"\n<!DOCTYPE html><title>Sign in</title>")
 
 
-def test_a_compressed_bomb_is_cut_off(start: Start) -> None:
+def test_a_compressed_bomb_is_cut_off(servers: Servers) -> None:
     bomb = gzip.compress(bytes(200 << 20))
     head = PAGE + b"Content-Encoding: gzip\r\nConnection: close\r\n\r\n"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(NetworkError, match=r"more than \d+ bytes|tag of more"):
-        simple_api.read_page(Client(), start(lambda _: [head + bomb]))
+        simple_api.read_page(Client(), servers.start(RawServer(lambda _: [head + bomb])).url)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
 
 

@@ -1,29 +1,24 @@
 """Whatever a mirror does: what has another hash never gets the file's name, and what can be had is had."""
 
-from __future__ import annotations
-
 import dataclasses
 import email.utils
 import hashlib
 import re
 import threading
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from envcheck.errors import ConfigError, NotFoundError, PromiseError, UnavailableError
-from envcheck.mirrors.fetch.request import FetchedFile, StoppedError, TransferOptions, WantedFile
+from envcheck.mirrors.fetch.request import FetchedFile, StoppedError, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch, fetch_all
 from envcheck.mirrors.hub import git_sha1
 from envcheck.mirrors.net import responses
-from tests.http_server import RawServer
-from tests.mirrors.fetch.conftest import CONTENT
+from tests.http_server import RawServer, deaf
+from tests.mirrors.fetch.conftest import CONTENT, Lab
 
-Serve = Callable[..., Any]
-Want = Callable[..., WantedFile]
 MIB = 1 << 20
 DAY = "86400"
 
@@ -40,25 +35,21 @@ def host(want: WantedFile, source: int = 0) -> str:
     return want.urls[source].split("/")[2]
 
 
-def test_a_file_arrives_whole_with_nothing_beside_it_and_is_not_fetched_again(
-    serve: Serve, wanted_file: Want, means: TransferOptions
-) -> None:
-    server = serve()
-    want = wanted_file(server)
-    done = fetch(want, means)
+def test_a_file_arrives_whole_with_nothing_beside_it_and_is_not_fetched_again(lab: Lab) -> None:
+    server = lab.serve()
+    want = lab.want(server)
+    done = lab.fetch(want)
     assert want.path.read_bytes() == CONTENT
     assert leftovers(want) == []
     assert (done.size, done.moved, done.found, done.sources) == (want.size, want.size, 0, {host(want): want.size})
     assert want.path.stat().st_mode & 0o777 == 0o644
-    assert fetch(want, means).moved == 0
+    assert lab.fetch(want).moved == 0
     assert server.sent == want.size
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("fetch")] == []
 
 
-def test_what_has_the_name_is_kept_until_the_right_file_is_complete(
-    serve: Serve, wanted_file: Want, means: TransferOptions, notes: list[str]
-) -> None:
-    want = wanted_file(serve())
+def test_what_has_the_name_is_kept_until_the_right_file_is_complete(lab: Lab) -> None:
+    want = lab.want(lab.serve())
     want.path.parent.mkdir()
     other = want.path.with_name("other")
     other.write_bytes(b"mine")
@@ -66,15 +57,15 @@ def test_what_has_the_name_is_kept_until_the_right_file_is_complete(
         make(b"wrong" if make == want.path.write_bytes else other)  # type: ignore[arg-type]  # each takes its own
         before = want.path.read_bytes()
         with pytest.raises(UnavailableError):
-            fetch(dataclasses.replace(want, urls=()), means)
+            lab.fetch(dataclasses.replace(want, urls=()))
         assert want.path.read_bytes() == before
-        fetch(want, means)
+        lab.fetch(want)
         assert (want.path.is_symlink(), want.path.read_bytes(), other.read_bytes()) == (False, CONTENT, b"mine")
-        assert "is another file or a link" in notes[-1]
+        assert "is another file or a link" in lab.notes[-1]
         want.path.unlink()
     want.path.mkdir()
     with pytest.raises(ConfigError, match=re.escape(f"{want.path} is a directory, not a file")):
-        fetch(want, means)
+        lab.fetch(want)
 
 
 LIVED_WITH: dict[str, dict[str, Any]] = {
@@ -98,9 +89,9 @@ LIVED_WITH: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fault", LIVED_WITH)
-def test_a_fault_that_can_be_lived_with(serve: Serve, wanted_file: Want, means: TransferOptions, fault: str) -> None:
-    want = wanted_file(serve(**LIVED_WITH[fault]))
-    fetch(want, means)
+def test_a_fault_that_can_be_lived_with(lab: Lab, fault: str) -> None:
+    want = lab.want(lab.serve(**LIVED_WITH[fault]))
+    lab.fetch(want)
     assert want.path.read_bytes() == CONTENT
     assert leftovers(want) == []
 
@@ -112,6 +103,7 @@ GIVEN_UP: dict[str, dict[str, Any]] = {
     "416": {"status": 416},
     "other range": {"other_range": True},
     "other size": {"content": b"short"},
+    "twice the size": {"content": CONTENT * 2},
     "dead redirect": {"redirect": "http://127.0.0.250:1/nobody"},
     "odd redirect": {"redirect": "ftp://127.0.0.250/file"},
     "asks for days": {"status": 429, "retry_after": DAY},
@@ -121,68 +113,60 @@ GIVEN_UP: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("fault", GIVEN_UP)
 @pytest.mark.timeout(60)
-def test_the_second_source_gives_what_the_first_does_not(
-    serve: Serve, wanted_file: Want, means: TransferOptions, fault: str
-) -> None:
-    bad, good = serve(**GIVEN_UP[fault]), serve()
+def test_the_second_source_gives_what_the_first_does_not(lab: Lab, fault: str) -> None:
+    bad, good = lab.serve(**GIVEN_UP[fault]), lab.serve()
     for size in (len(CONTENT), None):
-        want = wanted_file(bad, good, size=size)
-        fetch(want, means)
+        want = lab.want(bad, good, size=size)
+        lab.fetch(want)
         assert want.path.read_bytes() == CONTENT
         want.path.unlink()
     assert good.sent >= len(CONTENT)
     with pytest.raises(UnavailableError) as caught:
-        fetch(wanted_file(bad), means)
+        lab.fetch(lab.want(bad))
     assert "\n" not in str(caught.value)
     assert leftovers(want) == []
 
 
 @pytest.mark.parametrize("size", [None, len(CONTENT)])
-def test_a_login_page_is_named_and_hides_no_other_source(
-    serve: Serve, wanted_file: Want, means: TransferOptions, size: int | None
-) -> None:
-    page = serve(content=b"<html>", ranges=False, kind="text/html; charset=utf-8")
-    want = wanted_file(page, serve(), size=size)
-    fetch(want, means)
+def test_a_login_page_is_named_and_hides_no_other_source(lab: Lab, size: int | None) -> None:
+    page = lab.serve(content=b"<html>", ranges=False, kind="text/html; charset=utf-8")
+    want = lab.want(page, lab.serve(), size=size)
+    lab.fetch(want)
     assert want.path.read_bytes() == CONTENT
     with pytest.raises(UnavailableError, match="it sends a web page, not the file; open its URL in a browser"):
-        fetch(dataclasses.replace(wanted_file(page, size=size), path=want.path.with_name("other")), means)
-    for faults in ({}, {"ranges": False}):  # a server that calls every file so
-        right = wanted_file(serve(kind="text/html", **faults), size=size)
-        fetch(dataclasses.replace(right, path=want.path.with_name("right")), means)
+        lab.fetch(lab.want(page, size=size, path=want.path.with_name("other")))
+    for ranges in (True, False):  # a server that calls every file so
+        right = lab.want(lab.serve(kind="text/html", ranges=ranges), size=size)
+        lab.fetch(dataclasses.replace(right, path=want.path.with_name("right")))
         want.path.with_name("right").unlink()
 
 
 @pytest.mark.parametrize("faults", [{}, {"ranges": False}, {"ranges": False, "truncate": 9, "first": 2}])
-def test_a_file_whose_size_nobody_tells_is_fetched_whole(
-    serve: Serve, wanted_file: Want, means: TransferOptions, faults: dict[str, Any]
-) -> None:
+def test_a_file_whose_size_nobody_tells_is_fetched_whole(lab: Lab, faults: dict[str, Any]) -> None:
     """github.com/modflowpy/pymake/pull/67: codeload.github.com tells none; nor does a page of an index."""
     for hint in (None, len(CONTENT) // 2):
-        want = dataclasses.replace(wanted_file(serve(status=404), serve(sized=False, **faults), size=None), hint=hint)
-        fetch(want, means)
+        want = lab.want(lab.serve(status=404), lab.serve(sized=False, **faults), size=None, hint=hint)
+        lab.fetch(want)
         assert want.path.read_bytes() == CONTENT
         assert leftovers(want) == []
         want.path.unlink()
     with pytest.raises(UnavailableError, match="another hash, or was cut off"):
-        fetch(wanted_file(serve(content=CONTENT[:-1], sized=False, ranges=False), size=None), means)
+        lab.fetch(lab.want(lab.serve(content=CONTENT[:-1], sized=False, ranges=False), size=None))
     assert leftovers(want) == []
 
 
-def test_a_body_that_tells_no_size_has_a_bound(
-    serve: Serve, wanted_file: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    endless = serve(sized=False, ranges=False)
-    want = dataclasses.replace(wanted_file(endless, serve(), size=None), hint=10)
-    fetch(want, means)
+def test_a_body_that_tells_no_size_has_a_bound(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = lab.serve(sized=False, ranges=False)
+    want = lab.want(endless, lab.serve(), size=None, hint=10)
+    lab.fetch(want)
     assert want.path.read_bytes() == CONTENT
     want.path.unlink()
-    want = wanted_file(endless, size=None)
+    want = lab.want(endless, size=None)
     with pytest.raises(UnavailableError, match="it sends more than 1048596 bytes and tells no size"):
-        fetch(dataclasses.replace(want, hint=10), means)
+        lab.fetch(dataclasses.replace(want, hint=10))
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=1, free=MIB))
     with pytest.raises(UnavailableError, match=r"more than 1048576 bytes and tells no size .1048576 are free"):
-        fetch(want, means)
+        lab.fetch(want)
     assert leftovers(want) == []
 
 
@@ -194,44 +178,40 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_a_refusal_names_what_lifts_it(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
+def test_a_refusal_names_what_lifts_it(lab: Lab) -> None:
     for faults, advice in REFUSALS:
         with pytest.raises(UnavailableError, match=f"it answers {faults['status']}; {advice}"):
-            fetch(wanted_file(serve(**faults)), means)
+            lab.fetch(lab.want(lab.serve(**faults)))
 
 
 @pytest.mark.parametrize("kind", ["mute", "deaf", "refused", "unknown"])
 @pytest.mark.timeout(60)
 def test_a_host_that_gives_no_answer_is_named_and_the_next_source_has_it(
+    lab: Lab,
     kind: str,
-    serve: Serve,
-    silent: Callable[[], RawServer],
-    deaf: tuple[str, int],
-    wanted_file: Want,
-    means: TransferOptions,
+    silent: RawServer,
 ) -> None:
-    urls = {"refused": "http://127.0.0.250:1", "unknown": "http://nobody.invalid", "mute": silent().url}
-    url = {**urls, "deaf": f"http://{deaf[0]}:{deaf[1]}"}[kind] + "/file.bin"
-    good = serve()
-    want = dataclasses.replace(wanted_file(good), urls=(url, good.url))
-    fetch(want, means)
+    urls = {"refused": "http://127.0.0.250:1", "unknown": "http://nobody.invalid", "mute": silent.url}
+    urls["deaf"] = "http://{}:{}".format(*lab.servers.enter_context(deaf()))
+    url = f"{urls[kind]}/file.bin"
+    good = lab.serve()
+    want = lab.want(good, urls=(url, good.url))
+    lab.fetch(want)
     assert want.path.read_bytes() == CONTENT
     assert good.sent == len(CONTENT)
     want.path.unlink()
     with pytest.raises(UnavailableError) as result:
-        fetch(dataclasses.replace(want, urls=(url,), size=None), means)
+        lab.fetch(dataclasses.replace(want, urls=(url,), size=None))
     why = {"mute": "it stalled", "deaf": "no connection in time", "refused": "no connection"}
     assert f"{url.split('/')[2]}: {why.get(kind, 'the name does not resolve')}" in str(result.value)
     assert leftovers(want) == []
 
 
-def test_who_says_that_it_is_not_there_is_told_from_who_cannot_be_reached(
-    serve: Serve, wanted_file: Want, means: TransferOptions
-) -> None:
+def test_who_says_that_it_is_not_there_is_told_from_who_cannot_be_reached(lab: Lab) -> None:
     with pytest.raises(NotFoundError, match=r"127\.0\.0\.2:\d+: it answers 404; 127\.0\.0\.3:\d+: it answers 404"):
-        fetch(wanted_file(serve(status=404), serve(status=404)), means)
+        lab.fetch(lab.want(lab.serve(status=404), lab.serve(status=404)))
     with pytest.raises(UnavailableError, match="add a login for this host to the profile") as caught:
-        fetch(wanted_file(serve(status=404), serve(status=403)), means)
+        lab.fetch(lab.want(lab.serve(status=404), lab.serve(status=403)))
     assert not isinstance(caught.value, NotFoundError)
 
 
@@ -245,13 +225,11 @@ WRONG: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_bytes_of_the_right_size_never_get_the_name(
-    serve: Serve, wanted_file: Want, means: TransferOptions, case: str
-) -> None:
-    servers = [serve(content=flipped(CONTENT, at * MIB), **faults) for at, faults in enumerate(WRONG[case], 3)]
-    want = wanted_file(*servers)
+def test_wrong_bytes_of_the_right_size_never_get_the_name(lab: Lab, case: str) -> None:
+    servers = [lab.serve(content=flipped(CONTENT, at * MIB), **faults) for at, faults in enumerate(WRONG[case], 3)]
+    want = lab.want(*servers)
     with pytest.raises(PromiseError, match="no source has the file with sha256"):
-        fetch(want, means)
+        lab.fetch(want)
     assert list(want.path.parent.iterdir()) == []
     assert all(server.sent < 3 * len(CONTENT) for server in servers)
 
@@ -259,69 +237,56 @@ def test_wrong_bytes_of_the_right_size_never_get_the_name(
 @pytest.mark.parametrize("first", [{}, {"ranges": False}, {"gone_after": 3}, {"truncate": 1000}])
 @pytest.mark.parametrize("second", [{}, {"ranges": False, "truncate": 1000, "first": 3}])
 def test_a_file_that_does_not_match_is_fetched_again_from_the_next_source(
-    serve: Serve,
-    wanted_file: Want,
-    means: TransferOptions,
-    notes: list[str],
+    lab: Lab,
     first: dict[str, Any],
     second: dict[str, Any],
 ) -> None:
-    want = wanted_file(serve(content=flipped(CONTENT, 2 * MIB + 7), **first), serve(**second))
-    fetch(want, means)
+    want = lab.want(lab.serve(content=flipped(CONTENT, 2 * MIB + 7), **first), lab.serve(**second))
+    lab.fetch(want)
     assert want.path.read_bytes() == CONTENT
     if not first:
-        assert f"the file has a wrong hash: fetching all of it from {host(want, 1)}" in notes
+        assert f"the file has a wrong hash: fetching all of it from {host(want, 1)}" in lab.notes
     assert leftovers(want) == []
 
 
-def test_a_wrong_size_is_the_claim_of_one_source(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
-    want = wanted_file(serve(content=CONTENT * 2), serve(), size=None)
-    fetch(want, means)
-    assert want.path.read_bytes() == CONTENT
-
-
-def test_files_of_no_byte_and_small_files(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
+def test_files_of_no_byte_and_small_files(lab: Lab) -> None:
     for body in (b"", CONTENT[:1000], CONTENT[: MIB + 1]):
-        server = serve(content=body)
+        server = lab.serve(content=body)
         for size, hint in ((len(body), None), (None, len(body)), (None, 10)):
-            want = wanted_file(server, sha256=hashlib.sha256(body).hexdigest(), size=size)
-            fetch(dataclasses.replace(want, hint=hint), means)
+            want = lab.want(server, sha256=hashlib.sha256(body).hexdigest(), size=size)
+            lab.fetch(dataclasses.replace(want, hint=hint))
             assert want.path.read_bytes() == body
             want.path.unlink()
-        git = dataclasses.replace(wanted_file(server, sha256="", size=len(body)), git_sha1=git_sha1(body))
-        fetch(git, means)
+        git = lab.want(server, sha256="", size=len(body), git_sha1=git_sha1(body))
+        lab.fetch(git)
         assert git.path.read_bytes() == body
         with pytest.raises(PromiseError):
-            fetch(dataclasses.replace(git, git_sha1="0" * 40, path=git.path.with_name("other")), means)
-    many = serve(content=CONTENT[:1000])
-    fetch(wanted_file(many, sha256=hashlib.sha256(CONTENT[:1000]).hexdigest(), size=1000), means)
+            lab.fetch(dataclasses.replace(git, git_sha1="0" * 40, path=git.path.with_name("other")))
+    many = lab.serve(content=CONTENT[:1000])
+    lab.fetch(lab.want(many, sha256=hashlib.sha256(CONTENT[:1000]).hexdigest(), size=1000))
     assert len(many.requests) == 1
 
 
-def test_retry_after_is_waited_for_and_told_once(
-    serve: Serve, wanted_file: Want, means: TransferOptions, notes: list[str]
-) -> None:
+def test_retry_after_is_waited_for_and_told_once(lab: Lab) -> None:
     for dated in (False, True):
         until = int(time.time()) + 2
         message, least = (email.utils.formatdate(until, usegmt=True), 0.8) if dated else ("1", 0.9)
-        server = serve(status=429, retry_after=message, first=1)
-        want = wanted_file(server)
-        fetch(want, means)
+        server = lab.serve(status=429, retry_after=message, first=1)
+        want = lab.want(server)
+        lab.fetch(want)
         assert server.requests[1].time - server.requests[0].time >= least
         want.path.unlink()
-    assert len([note for note in notes if "it answers 429 and asks to wait" in note]) == 2
+    assert len([note for note in lab.notes if "it answers 429 and asks to wait" in note]) == 2
 
 
-def test_a_source_that_asks_for_days_in_the_middle_is_given_up_and_what_came_is_kept(
-    serve: Serve, wanted_file: Want, means: TransferOptions
-) -> None:
-    server = serve(status=429, busy=lambda number: number > 3, retry_after=DAY)
-    want = wanted_file(server)
+def test_a_source_that_asks_for_days_in_the_middle_is_given_up_and_what_came_is_kept(lab: Lab) -> None:
+    server = lab.serve(status=429, busy=lambda number: number > 3, retry_after=DAY)
+    want = lab.want(server)
     with pytest.raises(UnavailableError, match=r"asks to wait 86400 s.*the pieces that are whole are kept"):
-        fetch(want, means)
+        lab.fetch(want)
     assert not want.path.exists()
-    good = serve()
-    done = fetch(wanted_file(good), means)
+    good = lab.serve()
+    done = lab.fetch(lab.want(good))
     assert want.path.read_bytes() == CONTENT
     assert done.found > 0
     assert good.sent == len(CONTENT) - done.found
@@ -330,33 +295,32 @@ def test_a_source_that_asks_for_days_in_the_middle_is_given_up_and_what_came_is_
 
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.timeout(60)
-def test_a_source_that_drips_is_given_up(
-    serve: Serve, wanted_file: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch, *, ranges: bool
-) -> None:
+def test_a_source_that_drips_is_given_up(lab: Lab, monkeypatch: pytest.MonkeyPatch, *, ranges: bool) -> None:
     monkeypatch.setattr(responses, "SECONDS", 0.5)
-    server = serve(drip=0.05, ranges=ranges)
+    server = lab.serve(drip=0.05, ranges=ranges)
     with pytest.raises(UnavailableError, match=r"it sent less than 25 KiB in 0.5 s; name another mirror"):
-        fetch(wanted_file(server), means)
+        lab.fetch(lab.want(server))
     assert len(server.requests) <= 8
 
 
 @pytest.mark.timeout(60)
 def test_many_files_of_a_silent_source_cost_two_waits(
-    silent: Callable[[], RawServer], serve: Serve, wanted_file: Want, means: TransferOptions
+    lab: Lab,
+    silent: RawServer,
 ) -> None:
-    good, mute, body = serve(content=CONTENT[:1000]), silent(), CONTENT[:1000]
-    first = wanted_file(good, sha256=hashlib.sha256(body).hexdigest(), size=1000)
+    good, mute, body = lab.serve(content=CONTENT[:1000]), silent, CONTENT[:1000]
+    first = lab.want(good, sha256=hashlib.sha256(body).hexdigest(), size=1000)
     many = [
         dataclasses.replace(first, urls=(f"{mute.url}/f", good.url), path=first.path.with_name(f"{number}"))
         for number in range(24)
     ]
-    assert len(fetch_all(many, means, lambda _: None)) == 24
+    assert len(fetch_all(many, lab.means, lambda _: None)) == 24
     assert len(mute.requests) <= 8
 
 
-def test_a_limit_of_connections_holds(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
+def test_a_limit_of_connections_holds(lab: Lab) -> None:
     most, lock = [0, 0], threading.Lock()
-    server = serve(delay=0.02)
+    server = lab.serve(delay=0.02)
     plain = server.process_request_thread
 
     def counted(*args: Any) -> None:
@@ -367,15 +331,15 @@ def test_a_limit_of_connections_holds(serve: Serve, wanted_file: Want, means: Tr
         with lock:
             most[0] -= 1
 
-    server.process_request_thread = counted
-    fetch(wanted_file(server), dataclasses.replace(means, connections=4, slots=threading.Semaphore(2)))
+    server.process_request_thread = counted  # type: ignore[method-assign, assignment]
+    lab.fetch(lab.want(server), connections=4, slots=threading.Semaphore(2))
     assert 0 < most[1] <= 4
 
 
-def test_several_at_once_move_a_file_once(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
-    server = serve(delay=0.05)
-    want = wanted_file(server)
-    threads = [threading.Thread(target=fetch, args=(want, means)) for _ in range(3)]
+def test_several_at_once_move_a_file_once(lab: Lab) -> None:
+    server = lab.serve(delay=0.05)
+    want = lab.want(server)
+    threads = [threading.Thread(target=fetch, args=(want, lab.means)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -384,26 +348,26 @@ def test_several_at_once_move_a_file_once(serve: Serve, wanted_file: Want, means
     assert leftovers(want) == []
 
 
-def test_a_stop_ends_a_read_that_waits(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
-    server = serve(stall=60.0)
-    threading.Timer(0.5, means.stop.set).start()
+def test_a_stop_ends_a_read_that_waits(lab: Lab) -> None:
+    server = lab.serve(stall=60.0)
+    threading.Timer(0.5, lab.means.stop.set).start()
     began = time.monotonic()
     with pytest.raises(StoppedError):
-        fetch(wanted_file(server), means)
+        lab.fetch(lab.want(server))
     assert time.monotonic() - began < 3
 
 
-def test_a_batch_is_in_order_and_each_failure_is_told(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
+def test_a_batch_is_in_order_and_each_failure_is_told(lab: Lab) -> None:
     progress: list[tuple[int, int]] = []
     each: list[FetchedFile] = []
-    good = wanted_file(serve())
+    good = lab.want(lab.serve())
     many = [dataclasses.replace(good, path=good.path.with_name(f"{number}.bin")) for number in range(3)]
-    telling = dataclasses.replace(means, progress=lambda *so_far: progress.append(so_far))
+    telling = dataclasses.replace(lab.means, progress=lambda *so_far: progress.append(so_far))
     assert [file.path for file in fetch_all(many, telling, each.append)] == [want.path for want in many]
     assert {file.path.read_bytes() for file in each} == {CONTENT}
     assert progress[-1] == (3 * len(CONTENT), 3 * len(CONTENT))
-    missing = dataclasses.replace(wanted_file(serve(status=404)), path=good.path.with_name("gone"))
-    wrong = dataclasses.replace(wanted_file(serve(), sha256="0" * 64), path=good.path.with_name("wrong"))
+    missing = lab.want(lab.serve(status=404), path=good.path.with_name("gone"))
+    wrong = lab.want(lab.serve(), sha256="0" * 64, path=good.path.with_name("wrong"))
     with pytest.raises(PromiseError, match=r"wrong: no source has the file.*and 1 more file"):
-        fetch_all([missing, wrong, dataclasses.replace(good, path=good.path.with_name("last"))], means, each.append)
+        fetch_all([missing, wrong, dataclasses.replace(good, path=good.path.with_name("last"))], lab.means, each.append)
     assert good.path.with_name("last").exists()

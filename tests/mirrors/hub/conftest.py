@@ -1,7 +1,5 @@
 """A hub of one model: what huggingface_hub and a mirror server ask of an endpoint, and bytes that can be wrong."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools
@@ -63,7 +61,6 @@ class Repo:
         self.rows = [self._row(path) for path in self.files]
 
     def tag(self, path: str) -> str:
-        """Return a file's ETag."""
         return sha256(self.files[path]) if path in self.large else git_sha1(self.files[path])
 
     def _row(self, path: str) -> dict[str, Any]:
@@ -80,28 +77,11 @@ class Hub(Server):
 
     def __init__(self, address: str = "127.0.0.1", **options: Any) -> None:
         super().__init__(self.answer, address, **options)
-        self.repos = {f"models/{REPO}": Repo(FILES)}
+        self.repo = Repo(FILES)
+        self.repos = {f"models/{REPO}": self.repo}
+        self.content, self.rows = self.repo.content, self.repo.rows
         self.token: str | None = None
         self.busy: list[int] = []
-
-    @property
-    def repo(self) -> Repo:
-        """Return the model."""
-        return self.repos[f"models/{REPO}"]
-
-    @property
-    def content(self) -> dict[str, bytes]:
-        """Return the bytes that the model's files are served with."""
-        return self.repo.content
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """Return what is told of the model's files."""
-        return self.repo.rows
-
-    @rows.setter
-    def rows(self, rows: list[dict[str, Any]]) -> None:
-        self.repo.rows = rows
 
     @property
     def paths(self) -> list[str]:
@@ -110,11 +90,9 @@ class Hub(Server):
 
     @property
     def tokens(self) -> list[str | None]:
-        """Return the Authorization of each of them."""
         return [request.login for request in self.requests if request.method != "POST"]
 
     def answer(self, request: Request) -> Answer:
-        """Return what huggingface_hub and mirrors expect, or what is wrong."""
         if request.method == "POST":
             return self._paths_info(request)
         path = request.route

@@ -23,7 +23,6 @@ BASIC = "Basic " + base64.b64encode(b"me:canary").decode()
 
 @pytest.fixture
 def front(servers: Servers) -> Callable[[], tuple[Server, Server]]:
-    """Give a function that starts a mirror which redirects to another host, and that host."""
 
     def start() -> tuple[Server, Server]:
         away = servers.start(Server(lambda request: ranged(request, CONTENT), "127.0.0.4"))

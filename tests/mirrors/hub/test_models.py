@@ -1,7 +1,5 @@
 """A model by its revision: hashes from who is trusted, bytes from a mirror, and a cache that huggingface_hub takes."""
 
-from __future__ import annotations
-
 import errno
 import json
 from collections.abc import Callable
@@ -59,19 +57,6 @@ def flip(hub: Any, path: str) -> None:
     content = bytearray(hub.content[path])
     content[len(content) // 2] ^= 1
     hub.content[path] = bytes(content)
-
-
-def test_every_file_is_a_blob_that_the_snapshot_links_to(hubs: Hubs, tmp_path: Path) -> None:
-    server = hubs()
-    fetched(server, server.url, tmp_path)
-    folder = tmp_path / "models--owner--tiny"
-    for row in server.rows:
-        link = folder / "snapshots" / COMMIT / row["path"]
-        assert link.is_symlink()
-        assert link.resolve().parent == (folder / "blobs").resolve()
-        assert link.read_bytes() == server.content[row["path"]]
-    assert (folder / "refs/main").read_text() == COMMIT
-    assert sorted(path.name for path in (folder / "blobs").iterdir() if path.name.startswith(".")) == []
 
 
 def test_a_file_system_without_links_gets_copies(hubs: Hubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,31 +134,25 @@ def test_a_lock_has_every_sha256_and_needs_nobody_s_trust(hubs: Hubs, tmp_path: 
 
 
 @each(
-    ("change", "message"),
+    ("file", "change", "message"),
     [
-        ({"path": "../../up"}, "leads outside"),
-        ({"path": "/etc/passwd"}, "leads outside"),
-        ({"path": "a\nb"}, "leads outside"),
-        ({"sha1": "../../../../tmp/x"}, "leads outside"),
-        ({"sha256": None}, "has no hash"),
-        ({"sha256": "0"}, "has no hash"),
-        ({"size": -1}, "has no hash"),
-        ({"path": LARGE}, "repeated"),
-        ({"path": "sub"}, "repeated"),
+        *(({"path": path}, {}, "leads outside") for path in ("../../up", "/etc/passwd", "a\nb")),
+        ({"sha1": "../../../../tmp/x"}, {}, "leads outside"),
+        *((wrong, {}, "has no hash") for wrong in ({"sha256": None}, {"sha256": "0"}, {"size": -1})),
+        *(({"path": path}, {}, "repeated") for path in (LARGE, "sub")),
+        *(({}, {"ref": ref}, "no valid repository, commit") for ref in ("../../x", "a/../b")),
+        ({}, {"revision": "main"}, "no valid repository, commit"),
+        ({}, {"repo": "../x"}, "no valid repository, commit"),
     ],
 )
-def test_a_lock_that_leads_outside_is_refused(change: dict[str, Any], message: str) -> None:
-    files = [HubFile(path=path, size=1, sha256="a" * 64) for path in ("a", LARGE)]
-    files[0] = msgspec.structs.replace(files[0], **change)
+def test_a_lock_that_leads_outside_or_is_of_no_commit_is_refused(
+    file: dict[str, Any], change: dict[str, str], message: str
+) -> None:
+    files = [
+        HubFile(**{"path": path, "size": 1, "sha256": "a" * 64, **more}) for path, more in (("a", file), (LARGE, {}))
+    ]
     lock = Revision(repo=REPO, revision=COMMIT, files=files)
     with pytest.raises(ConfigError, match=message):
-        parse_lock(msgspec.json.encode(lock), "lock")
-
-
-@each("change", [{"revision": "main"}, {"repo": "../x"}, {"ref": "../../x"}, {"ref": "a/../b"}])
-def test_a_lock_of_no_commit_is_refused(change: dict[str, str]) -> None:
-    lock = Revision(repo=REPO, revision=COMMIT, files=[HubFile(path="a", size=1, sha256="a" * 64)])
-    with pytest.raises(ConfigError, match="no valid repository, commit"):
         parse_lock(msgspec.json.encode(msgspec.structs.replace(lock, **change)), "lock")
 
 
@@ -210,35 +189,37 @@ def test_what_lacks_is_told_as_what_it_is(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert isinstance(result.exception, ConfigError)
         return str(result.exception)
 
-    assert error_text("fetch", "--lock", str(tmp_path / "model.lock")).startswith(
-        "the mirror profile none has no hf.endpo"
-    )
+    lacks = error_text("fetch", "--lock", str(tmp_path / "model.lock"))
+    assert lacks.startswith("the mirror profile none has no hf.endpo")
     nobody = error_text("lock", "--model", "org/name")
     assert "no trusted endpoint" in nobody
     assert "--trust-mirror" not in nobody
     for command in ("fetch", "lock"):
-        assert error_text(command, "--model", "org@").startswith(
-            "'org@' is not the name of a model; write OWNER/NAME@COMMIT"
-        )
+        nameless = error_text(command, "--model", "org@")
+        assert nameless.startswith("'org@' is not the name of a model; write OWNER/NAME@COMMIT")
+
+
+def profile(tmp_path: Path, endpoint: Hub, trusted: Hub) -> str:
+    (tmp_path / "p.yaml").write_text(f"hf: {{endpoint: '{endpoint.url}', trusted: '{trusted.url}'}}\n")
+    return str(tmp_path / "p.yaml")
+
+
+def run(*words: str) -> Result:
+    result = CliRunner().invoke(cli, list(words), catch_exceptions=False, standalone_mode=False)
+    assert not result.return_value, result.output
+    return result
 
 
 def test_the_commands(hubs: Hubs, tmp_path: Path) -> None:
     origin, mirror = hubs(), hubs()
-    profile = tmp_path / "p.yaml"
-    profile.write_text(f"hf: {{endpoint: '{mirror.url}', trusted: '{origin.url}'}}\n")
+    by = ("--mirror", profile(tmp_path, mirror, origin), "--output")
     lock, cache = tmp_path / "tiny.lock", tmp_path / "cache"
-
-    def run(*words: str) -> str:
-        result = CliRunner().invoke(cli, [*words, "--mirror", str(profile)], catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
-    assert "4 files" in run("lock", "--model", f"{REPO}@main", "--output", str(lock))
+    assert "4 files" in run("lock", "--model", f"{REPO}@main", *by, str(lock)).stdout
     assert mirror.paths == []
-    document = json.loads(run("fetch", "--lock", str(lock), "--output", str(cache), "--json"))
+    document = json.loads(run("fetch", "--lock", str(lock), *by, str(cache), "--json").stdout)
     assert sum(file["moved"] for file in document["files"]) == sum(row["size"] for row in origin.rows)
     assert {host for file in document["files"] for host in file["sources"]} == {mirror.netloc}
-    assert "HF_HUB_OFFLINE=1" in run("fetch", "--model", f"{REPO}@main", "--output", str(cache))
+    assert "HF_HUB_OFFLINE=1" in run("fetch", "--model", f"{REPO}@main", *by, str(cache)).stdout
 
 
 @pytest.mark.parametrize("below", ["", "blobs", "snapshots", f"snapshots/{COMMIT}", f"snapshots/{COMMIT}/sub", "refs"])
@@ -279,19 +260,13 @@ def lookup_error(endpoint: str, ref: Reference = REF) -> str:
     return str(failed.value)
 
 
-def test_a_name_that_does_not_resolve() -> None:
+def test_a_host_that_does_not_resolve_or_is_not_trusted(servers: Servers, tmp_path: Path) -> None:
     fix = "check the name, the revision and the endpoint (`hf: {trusted: URL}` in the profile)"
-    assert (
-        lookup_error("https://x.invalid")
-        == f"model owner/tiny@main: x.invalid: the name does not resolve; {fix}, {ELSEWHERE}"
-    )
-
-
-def test_a_host_whose_certificate_is_not_trusted(servers: Servers, tmp_path: Path) -> None:
-    tls = self_signed(tmp_path, "127.0.0.1").context
-    rogue = servers.start(Server(lambda _: Answer(), tls=tls))
-    message = lookup_error(rogue.url)
-    assert f"{rogue.netloc}: TLS: self-signed certificate; set its CA certificate as `ca:`" in message
+    message = lookup_error("https://x.invalid")
+    assert message == f"model owner/tiny@main: x.invalid: the name does not resolve; {fix}, {ELSEWHERE}"
+    rogue = servers.start(Server(lambda _: Answer(), tls=self_signed(tmp_path, "127.0.0.1").context))
+    told = f"{rogue.netloc}: TLS: self-signed certificate; set its CA certificate as `ca:`"
+    assert told in lookup_error(rogue.url)
 
 
 @each(
@@ -306,20 +281,15 @@ def test_an_answer_that_is_none(hubs: Hubs, monkeypatch: pytest.MonkeyPatch, sta
     monkeypatch.setattr(fetch_retries, "WAITS", (0.01,))
     server = hubs()
     server.busy = [status] * 9
-    assert (
-        lookup_error(server.url) == f"model owner/tiny@main: {server.netloc}: it answers {status}; {fix}, {ELSEWHERE}"
-    )
+    at = f"model owner/tiny@main: {server.netloc}"
+    assert lookup_error(server.url) == f"{at}: it answers {status}; {fix}, {ELSEWHERE}"
 
 
 def test_a_repository_and_a_revision_that_are_not_there(hubs: Hubs) -> None:
     server = hubs()
-    for ref in (
-        Reference("model", "owner/other", "main"),
-        Reference("dataset", "owner/tiny", "main"),
-    ):
-        assert lookup_error(server.url, ref).startswith(
-            f"{ref.kind} {ref.repo}@main: {server.netloc}: it answers 404; check"
-        )
+    for ref in (Reference("model", "owner/other", "main"), Reference("dataset", "owner/tiny", "main")):
+        message = lookup_error(server.url, ref)
+        assert message.startswith(f"{ref.kind} {ref.repo}@main: {server.netloc}: it answers 404; check")
     assert "@nosuch: " in lookup_error(server.url, Reference("model", "owner/tiny", "nosuch"))
     assert "it answers 404" in lookup_error(server.url, Reference("model", "owner/tiny", "f" * 40))
 
@@ -405,30 +375,27 @@ print(json.dumps([os.path.basename(at), {{name: list(rows) for name, rows in fou
 
 @pytest.fixture
 def server(hubs: Callable[[], Hub]) -> Hub:
-    """Return an endpoint that has a dataset, and a model of the same name."""
     hub = hubs()
     hub.repos[f"datasets/{REPO}"] = Repo(CONTENT, LARGE_PARTS)
     return hub
 
 
-def run(*words: str) -> Result:
-    result = CliRunner().invoke(cli, list(words), catch_exceptions=False, standalone_mode=False)
-    assert not result.return_value, result.output
-    return result
-
-
-def profile(server: Hub, tmp_path: Path) -> str:
-    (tmp_path / "p.yaml").write_text(f"hf: {{endpoint: '{server.url}', trusted: '{server.url}'}}\n")
-    return str(tmp_path / "p.yaml")
-
-
 @pytest.mark.parametrize("revision", ["", f"@{COMMIT}"])
 def test_it_lies_where_huggingface_hub_looks_for_datasets(server: Hub, tmp_path: Path, revision: str) -> None:
-    words = ("--dataset", f"{REPO}{revision}", "--mirror", profile(server, tmp_path), "--output", str(tmp_path / "to"))
+    words = (
+        "--dataset",
+        f"{REPO}{revision}",
+        "--mirror",
+        profile(tmp_path, server, server),
+        "--output",
+        str(tmp_path / "to"),
+    )
     text = " ".join(run("fetch", *words).output.split())
     folder = tmp_path / "to/datasets--owner--tiny"
     snapshot = folder / "snapshots" / COMMIT
     assert {path: (snapshot / path).read_bytes() for path in CONTENT} == CONTENT
+    blobs = {(snapshot / path).readlink().name for path in CONTENT}
+    assert {path.name for path in (folder / "blobs").iterdir()} == blobs
     assert (folder / "refs/main").exists() == (not revision)
     assert not (tmp_path / "to/models--owner--tiny").exists()
     assert "use it with HF_HUB_OFFLINE=1 HF_HUB_CACHE=" in text
@@ -437,7 +404,7 @@ def test_it_lies_where_huggingface_hub_looks_for_datasets(server: Hub, tmp_path:
 
 
 def test_a_lock_of_a_dataset_is_of_the_dataset(server: Hub, tmp_path: Path) -> None:
-    mirror, lock = profile(server, tmp_path), tmp_path / "data.lock"
+    mirror, lock = profile(tmp_path, server, server), tmp_path / "data.lock"
     run("lock", "--dataset", REPO, "--mirror", mirror, "--output", str(lock))
     assert {file["path"] for file in json.loads(lock.read_bytes())["files"]} == set(CONTENT)
     assert json.loads(lock.read_bytes())["kind"] == "dataset"
@@ -452,7 +419,7 @@ def test_a_lock_of_a_dataset_is_of_the_dataset(server: Hub, tmp_path: Path) -> N
 def test_its_own_library_reads_every_row_without_a_network(
     server: Hub, run_hub: Callable[..., str], tmp_path: Path
 ) -> None:
-    run("fetch", "--dataset", REPO, "--mirror", profile(server, tmp_path), "--output", str(tmp_path / "to"))
+    run("fetch", "--dataset", REPO, "--mirror", profile(tmp_path, server, server), "--output", str(tmp_path / "to"))
     server.shutdown()
     home = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
     at, rows = json.loads(run_hub(READ, tmp_path / "to", **home))

@@ -1,19 +1,23 @@
 """A profile in each client's own words: the real client reads them where it can be had here, a parser where not."""
 
 import base64
+import datetime as dt
+import email.utils
+import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
 import uv
-import uv as uv_package
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,8 +25,9 @@ from hypothesis import strategies as st
 from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles.load import preset_profile, presets
 from envcheck.mirrors.profiles.model import Conda, Credential, HuggingFace, Index, Profile
-from envcheck.mirrors.settings import FORMATS, RenderOptions, client_file, render, settings_of
-from tests.http_server import Answer, Request, Server, Servers
+from envcheck.mirrors.settings import FORMATS, RenderOptions, apt_sources_of, client_file, render, settings_of
+from tests.http_server import Answer, Server, Servers, directory
+from tests.processes import ran
 from tests.tables import beside, each
 
 CANARY = "hunter2-canary"
@@ -78,10 +83,10 @@ def with_wheels(directory: Path) -> Profile:
 
 def uv_says(toml: str, directory: Path, **more: str) -> str:
     (directory / "uv.toml").write_text(toml)
-    command = [uv_package.find_uv_bin(), "pip", "compile", "--config-file", str(directory / "uv.toml")]
+    command = [uv.find_uv_bin(), "pip", "compile", "--config-file", str(directory / "uv.toml")]
     command += ["--emit-index-url", "--emit-find-links", "--no-header", "-q", "-"]
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(directory), "UV_NO_CACHE": "1", **more}
-    completed = subprocess.run(command, input="", env=environment, capture_output=True, text=True, check=False)
+    completed = ran(command, input="", env=environment)
     assert completed.returncode == 0, completed.stderr
     return completed.stdout
 
@@ -274,58 +279,25 @@ def test_no_value_of_a_profile_gets_out_of_its_quotes(value: str, file: str) -> 
 
 OF_CLIENTS = RenderOptions(variant="cpu", distro="debian", suite="bookworm")
 NOWHERE = "http://127.0.0.1:9"
-
-
-class Recorder(Server):
-    """A server that writes down what it is asked, and by whom; `pages` are all it has."""
-
-    def __init__(self) -> None:
-        super().__init__(self.answer)
-        self.pages: dict[str, tuple[str, bytes]] = {}
-
-    def answer(self, request: Request) -> Answer:
-        """Return a page."""
-        if request.path not in self.pages:
-            return Answer(404)
-        kind, body = self.pages[request.path]
-        return Answer(200, body, {"Content-Type": kind})
-
-
-@pytest.fixture
-def recorder(servers: Servers) -> Callable[[], Recorder]:
-    return lambda: servers.start(Recorder())
-
-
-def run(argv: list[str], home: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a client that can reach the loopback alone, with nothing of this machine's configuration."""
-    plain = {"PATH": "/usr/bin:/bin", "HOME": str(home), "LC_ALL": "C", "no_proxy": "127.0.0.1"}
-    plain |= {"http_proxy": NOWHERE, "https_proxy": NOWHERE, "UV_NO_CACHE": "1", **more}
-    return subprocess.run(argv, env=plain, cwd=home, capture_output=True, text=True, check=False, timeout=120)
-
-
-def clients_cannot(form: str, profile: Profile) -> str:
-    return "\n".join(settings_of(profile, form, OF_CLIENTS).notes)
-
-
-def variables(profile: Profile, home: Path, **before: str) -> dict[str, str]:
-    """Return what a shell has after it has evaluated the profile's `env`."""
-    (script,) = settings_of(profile, "env", OF_CLIENTS).files.values()
-    done = run(["/bin/sh", "-c", f"{script}\nenv -0"], home, **before)
-    return dict(entry.split("=", 1) for entry in done.stdout.split("\0") if "=" in entry)
-
-
 PIP = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-cache-dir", "--retries", "0"]
-UV = uv.find_uv_bin()
-
-
 ASK = "from huggingface_hub import HfApi\nHfApi().model_info('o/r')"
 
 
+@pytest.fixture
+def mirror(servers: Servers) -> Server:
+    """Return a mirror that has nothing."""
+    return servers.start(Server(lambda _: Answer(404)))
+
+
+def run(argv: list[str], home: Path, data: Mapping[str, str]) -> None:
+    """Run a client that can reach the loopback alone, with nothing of this machine's configuration."""
+    plain = {"PATH": "/usr/bin:/bin", "HOME": str(home), "LC_ALL": "C", "no_proxy": "127.0.0.1"}
+    plain |= {"http_proxy": NOWHERE, "https_proxy": NOWHERE, "UV_NO_CACHE": "1"}
+    subprocess.run(argv, env={**data, **plain}, cwd=home, capture_output=True, check=False, timeout=120)
+
+
 @pytest.mark.tools
-def test_a_netrc_reaches_pip_and_uv_and_not_huggingface_hub(
-    recorder: Callable[[], Recorder], hub_python: Path, tmp_path: Path
-) -> None:
-    mirror = recorder()
+def test_a_netrc_reaches_pip_and_uv_and_not_huggingface_hub(mirror: Server, hub_python: Path, tmp_path: Path) -> None:
     (tmp_path / "netrc").write_text(f"machine 127.0.0.1 login joe password {CANARY}\n")
     (tmp_path / "netrc").chmod(0o600)
     profile = Profile(
@@ -334,26 +306,129 @@ def test_a_netrc_reaches_pip_and_uv_and_not_huggingface_hub(
         pypi=[Index(url=f"{mirror.url}/simple")],
         hf=HuggingFace(endpoint=mirror.url),
     )
-    assert "a netrc does not reach huggingface_hub" in clients_cannot("hf", profile)
-    data = variables(profile, tmp_path)
-    run([str(hub_python), "-c", ASK], tmp_path, **data)
+    assert "a netrc does not reach huggingface_hub" in cannot("hf", profile, OF_CLIENTS)
+    data = shell(text("env", profile, OF_CLIENTS))
+    run([str(hub_python), "-c", ASK], tmp_path, data)
     assert mirror.logins == {None}
     login = "Basic " + base64.b64encode(f"joe:{CANARY}".encode()).decode()
-    for command in ([*PIP, "alpha"], [UV, "pip", "install", "--target", "x", "alpha"]):
+    for command in ([*PIP, "alpha"], [uv.find_uv_bin(), "pip", "install", "--target", "x", "alpha"]):
         mirror.requests.clear()
-        run(command, tmp_path, **data)
+        run(command, tmp_path, data)
         assert login in mirror.logins
 
 
 @pytest.mark.tools
 @pytest.mark.parametrize(("policy", "sent"), [("never", {None}), ("allow", {f"Bearer {CANARY}"})])
 def test_a_token_goes_to_the_mirror_only_where_the_profile_allows_it(
-    recorder: Callable[[], Recorder], hub_python: Path, tmp_path: Path, policy: str, sent: set[str | None]
+    mirror: Server, hub_python: Path, tmp_path: Path, policy: str, sent: set[str | None]
 ) -> None:
-    mirror = recorder()
     profile = Profile(name="x", hf=HuggingFace(endpoint=mirror.url, token="allow" if policy == "allow" else "never"))
     message = {"never": "HF_TOKEN is not sent to", "allow": "HF_TOKEN is sent to"}[policy]
-    assert f"{message} {mirror.url.removeprefix('http://')}" in clients_cannot("hf", profile)
-    run([str(hub_python), "-c", ASK], tmp_path, **variables(profile, tmp_path, HF_TOKEN=CANARY))
+    assert f"{message} {mirror.url.removeprefix('http://')}" in cannot("hf", profile, OF_CLIENTS)
+    data = shell(text("env", profile, OF_CLIENTS), HF_TOKEN=CANARY)
+    run([str(hub_python), "-c", ASK], tmp_path, data)
     assert [path for path in mirror.paths if "/o/r" in path]
     assert mirror.logins == sent
+
+
+SUITES = ("debian bookworm", "debian bookworm-updates", "debian-security bookworm-security")
+RELEASE = "Origin: test\nSuite: {0}\nCodename: {0}\nArchitectures: all amd64 arm64\nComponents: main\nSHA256:\n"
+
+
+def archive(directory: Path) -> None:
+    """Make an archive with one package in every suite, which is there for two of them."""
+    control = "Package: from-the-mirror\nVersion: 1\nArchitecture: all\nMaintainer: T <t@t.example>\nDescription: t\n"
+    made = directory.with_name("made")
+    (made / "DEBIAN").mkdir(parents=True)
+    (made / "DEBIAN/control").write_text(control)
+    deb = directory / "debian/pool/x.deb"
+    deb.parent.mkdir(parents=True)
+    subprocess.run(["dpkg-deb", "-b", str(made), str(deb)], check=True, capture_output=True)
+    digest = hashlib.sha256(deb.read_bytes()).hexdigest()
+    package = f"{control}Filename: pool/x.deb\nSize: {deb.stat().st_size}\nSHA256: {digest}"
+    for row in SUITES:
+        name, suite = row.split()
+        place, rows = directory / name / "dists" / suite, ""
+        for kind in ("all", "amd64", "arm64"):
+            listed = place / f"main/binary-{kind}/Packages"
+            listed.parent.mkdir(parents=True)
+            listed.write_text(f"{package}\n\n")
+            digest = hashlib.sha256(listed.read_bytes()).hexdigest()
+            rows += f" {digest} {listed.stat().st_size} main/binary-{kind}/Packages\n"
+        date = email.utils.format_datetime(dt.datetime.now(dt.timezone.utc), usegmt=True)
+        (place / "Release").write_text(f"Date: {date}\n" + RELEASE.format(suite) + rows)
+
+
+def sign(directory: Path, keyring: Path) -> None:
+    """Sign every release of an archive with a key of its own, and write what it is known by."""
+    if shutil.which("gpg") is None:
+        pytest.skip("no gpg on this machine")
+    with tempfile.TemporaryDirectory(prefix="envcheck-gpg-") as home:  # its sockets allow no long path
+        gpg = ["gpg", "--homedir", home, "--batch", "--quiet", "--passphrase", ""]
+        subprocess.run([*gpg, "--quick-gen-key", "test@mirror.example", "ed25519"], check=True, capture_output=True)
+        for release in directory.rglob("Release"):
+            made = ["--output", str(release.with_name("InRelease")), "--clearsign", str(release)]
+            subprocess.run([*gpg, *made], check=True, capture_output=True)
+        subprocess.run([*gpg, "--output", str(keyring), "--export"], check=True, capture_output=True)
+        subprocess.run(["gpgconf", "--homedir", home, "--kill", "all"], check=True)
+
+
+@pytest.mark.parametrize("first", ["dead", "empty"])
+def test_apt_goes_on_to_the_second_mirror_when_the_first_has_it_not(
+    tmp_path: Path, servers: Servers, first: str
+) -> None:
+    """Nobody listens there, or it answers 404: of the lists, and of the package itself."""
+    apt = shutil.which("apt-get")
+    if apt is None:
+        pytest.skip("no apt on this machine")
+    archive(tmp_path / "www")
+    sign(tmp_path / "www", tmp_path / "key.gpg")
+    live = servers.start(Server(directory(tmp_path / "www"), "127.0.0.2")).url
+    empty = servers.start(Server(lambda _: Answer(404), "127.0.0.3")).url
+    other = NOWHERE if first == "dead" else empty
+    for name in ("lists", "state/lists/partial", "cache/archives/partial", "sources", "parts", "conf"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "status").touch()
+    files = apt_sources_of([other, live], "debian", "bookworm", str(tmp_path / "lists"))
+    stanzas = re.sub(r"(?m)^Signed-By: .*", f"Signed-By: {tmp_path}/key.gpg", files.pop("envcheck.sources"))
+    (tmp_path / "parts/envcheck.sources").write_text(stanzas)
+    for name, content in files.items():
+        (tmp_path / "lists" / name).write_text(content)
+    options = {
+        "Dir::Etc::sourcelist": "/dev/null",
+        "Dir::Etc::sourceparts": tmp_path / "parts",
+        "Dir::Etc::parts": tmp_path / "conf",
+        "Dir::State": tmp_path / "state",
+        "Dir::State::status": tmp_path / "status",
+        "Dir::Cache": tmp_path / "cache",
+        "Acquire::Retries": "0",
+        "APT::Sandbox::User": "",
+    }
+    given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "APT_CONFIG": "/dev/null"}
+    completed = ran([apt, *given, "update"], env=environment)
+    output = completed.stdout + completed.stderr
+    assert re.search(rf"^Ign:\d+ {re.escape(other)}/debian bookworm InRelease", output, re.MULTILINE), output
+    for row in SUITES:
+        assert re.search(rf"^Get:\d+ {re.escape(live)}/{row}/main \w+ Packages", output, re.MULTILINE), output
+    completed = ran([apt, *given, "download", "from-the-mirror"], cwd=tmp_path, env=environment)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert (tmp_path / "from-the-mirror_1_all.deb").read_bytes() == (tmp_path / "www/debian/pool/x.deb").read_bytes()
+
+
+def test_the_files_of_a_machine_name_each_other() -> None:
+    profile = Profile(name="x", apt=["https://a.example", "http://b.example/"], ca="/etc/ca.pem")
+    files = settings_of(profile, "apt", RenderOptions(distro="ubuntu", suite="noble")).files
+    stanza = files["/etc/apt/sources.list.d/envcheck.sources"]
+    assert "URIs: mirror+file:/etc/apt/envcheck/ubuntu.mirrors\n" in stanza
+    assert "Suites: noble noble-updates noble-security\n" in stanza
+    listed = files["/etc/apt/envcheck/ubuntu.mirrors"]
+    assert listed == "https://a.example/ubuntu\tpriority:1\nhttp://b.example/ubuntu\tpriority:2\n"
+    assert files["/etc/apt/apt.conf.d/80envcheck"] == 'Acquire::https::a.example::CAInfo "/etc/ca.pem";\n'
+
+
+def test_a_machine_that_is_neither_debian_nor_ubuntu_is_asked_for_a_suite() -> None:
+    for wish in (RenderOptions(distro="fedora", suite="x"), RenderOptions()):
+        setting = settings_of(Profile(name="x", apt=["https://a.example"]), "apt", wish)
+        assert not setting.files
+        assert "Debian and Ubuntu" in setting.notes[0]

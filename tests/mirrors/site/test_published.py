@@ -19,8 +19,7 @@ from envcheck.mirrors.store.tree import Contents
 from tests.certificates import Certificate
 from tests.http_server import Servers
 from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, REPO, Hub, sha256
-from tests.mirrors.site.conftest import envcheck, running
-from tests.mirrors.site.upstreams import free_ports, get
+from tests.mirrors.site.conftest import envcheck, free_ports, get, running
 from tests.mirrors.store.conftest import wheel as stored
 from tests.waiting import eventually
 from tests.wheels import wheel
@@ -72,12 +71,10 @@ class ServedSite:
 
     @property
     def packages(self) -> str:
-        """Return where its packages are."""
         return f"https://localhost:{self.port}/static/store"
 
     @property
     def models(self) -> str:
-        """Return what HF_ENDPOINT names."""
         return f"https://localhost:{self.port + 1}"
 
     def published(self, contents: Contents, repo: str = OWN) -> None:
@@ -88,7 +85,6 @@ class ServedSite:
         assert eventually(lambda: get(path, self.ca, Authorization=f"Bearer {TOKEN}")[0], 200) == 200
 
     def run(self, home: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a client with nothing of this machine's configuration."""
         plain = {"PATH": "/usr/bin:/bin", "HOME": str(home), "PIP_CONFIG_FILE": "/dev/null", "UV_NO_CONFIG": "1"}
         plain |= {"SSL_CERT_FILE": str(self.ca), "PIP_CERT": str(self.ca), "no_proxy": "*", **environment}
         return subprocess.run(command, env=plain, capture_output=True, text=True, check=False, timeout=120)
@@ -96,10 +92,9 @@ class ServedSite:
 
 @pytest.fixture
 def served(
-    tmp_path: Path, nginx: str, authority: Certificate, servers: Servers, request: pytest.FixtureRequest
+    tmp_path: Path, authority: Certificate, servers: Servers, request: pytest.FixtureRequest
 ) -> Iterator[ServedSite]:
     """Return a site with a store that holds nothing yet; olah stands behind it where the test names an endpoint."""
-    assert nginx
     root, port, behind = tmp_path / "site", free_ports(130), getattr(request, "param", False)
     if behind:
         request.getfixturevalue("hub_python")  # it comes with olah
@@ -173,14 +168,10 @@ def test_a_model_whose_headers_nginx_has_not_read_is_not_served_without_them(
     status, _, headers = get(f"{served.models}/site/late/resolve/main/config.json", served.ca, **bearer)
     assert (status, headers["X-Error-Code"]) == (404, "EntryNotFound")
     served.published(contents, "site/late")
-    _never_with_the_headers_of_another_version(served, bearer)
     status, body, headers = get(f"{served.models}/site/late/resolve/main/{LARGE}", served.ca, **bearer)
     assert (status, sha256(body), headers["X-Repo-Commit"]) == (200, sha256(FILES[LARGE]), COMMIT)
     assert headers["ETag"] == f'"{sha256(FILES[LARGE])}"'
-
-
-def _never_with_the_headers_of_another_version(served: ServedSite, bearer: dict[str, str]) -> None:
-    """Show that a file of the same path, and of other content, is not served with what was said of the earlier one."""
+    # Nor is a file of the same path, and of other content, served with what was said of the earlier one.
     path, other = f"{served.models}/{OWN}/resolve/main/config.json", b'{"model_type": "other"}'
     assert get(path, served.ca, **bearer)[0] == 200
     digest = served.store.add(other, "config.json")

@@ -1,113 +1,53 @@
 """A whole site: its pull-through registry, its metrics, its units and its compose file."""
 
 import contextlib
-import hashlib
-import http.client
 import json
 import os
 import re
-import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
 from envcheck.mirrors.site import programs, render
-from tests.mirrors.site.conftest import envcheck, running
+from envcheck.registry.documents import OCI_MANIFEST, digest_of
+from envcheck.registry.repository import Repository
+from tests.mirrors.site.conftest import envcheck, free_ports, get, running
 from tests.mirrors.site.test_render import site as everything
-from tests.mirrors.site.upstreams import answers, free_port, free_ports, get
-from tests.waiting import PATIENCE, eventually
+from tests.registries import docker_registry
+from tests.registry.oci.fakes import opened, push_parts
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.tools
-CONFIG = """
-version: 0.1
-log: {{level: error, accesslog: {{disabled: false}}}}
-storage: {{filesystem: {{rootdirectory: {root}/data}}}}
-http: {{addr: "{at}"}}
-"""
 LAYER = b"a layer" * 100_000
-MANIFEST_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
-
-
-def digest(content: bytes) -> str:
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
-
-
-def manifest_of(config: bytes, layer: bytes) -> bytes:
-    kinds = ("application/vnd.docker.container.image.v1+json", "application/vnd.docker.image.rootfs.diff.tar.gzip")
-    result, inner = (
-        {"mediaType": kind, "size": len(blob), "digest": digest(blob)}
-        for kind, blob in zip(kinds, (config, layer), strict=True)
-    )
-    return json.dumps({"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": result, "layers": [inner]}).encode()
-
-
-MANIFEST = manifest_of(b"{}", LAYER)
-
-
-def put(origin: str, path: str, body: bytes, kind: str, method: str = "PUT") -> http.client.HTTPResponse:
-    with contextlib.closing(http.client.HTTPConnection(origin.removeprefix("http://"), timeout=30)) as connection:
-        connection.request(method, path, body=body, headers={"Content-Type": kind})
-        answer = connection.getresponse()
-        answer.read()
-        return answer
-
-
-def push(origin: str, name: str = "lib/image", tag: str = "one", config: bytes = b"{}", layer: bytes = LAYER) -> None:
-    for blob in (layer, config):
-        begun = put(origin, f"/v2/{name}/blobs/uploads/", b"", "text/plain", "POST")
-        parts = urlsplit(begun.headers["Location"])
-        to = f"{parts.path}?{parts.query}&digest={digest(blob)}"
-        assert put(origin, to, blob, "application/octet-stream").status == 201
-    assert put(origin, f"/v2/{name}/manifests/{tag}", manifest_of(config, layer), MANIFEST_TYPE).status == 201
 
 
 @pytest.fixture
-def upstream_registry(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes], Path]]:
-    program = shutil.which("docker-registry")
-    if program is None:
-        pytest.skip("no docker-registry here (`make test` unpacks it where apt is)")
-    root = tmp_path / "registry"
-    root.mkdir()
-    at = f"127.0.0.7:{free_port('127.0.0.7')}"
-    (root / "config.yml").write_text(CONFIG.format(root=root, at=at))
-    with (root / "log").open("wb") as log:
-        process = subprocess.Popen([program, "serve", str(root / "config.yml")], stdout=log, stderr=log)
-    answers(f"http://{at}/", process)
-    push(f"http://{at}")
-    yield f"http://{at}", process, root / "log"
-    process.terminate()
-    process.wait(PATIENCE)
+def upstream(tmp_path: Path) -> Iterator[tuple[Repository, contextlib.ExitStack]]:
+    """Return a repository of a real registry with an image, and what ends the registry."""
+    (tmp_path / "registry").mkdir()
+    with contextlib.ExitStack() as serving:
+        repository = opened(serving.enter_context(docker_registry(tmp_path / "registry")), "lib/image")
+        push_parts(repository, b"{}", LAYER, "one")
+        yield repository, serving
 
 
 @pytest.fixture
-def registry_site(
-    tmp_path: Path, nginx: str, upstream_registry: tuple[str, object, object]
-) -> tuple[Path, int, tuple[str, ...]]:
-    assert nginx
+def registry_site(tmp_path: Path, upstream: tuple[Repository, object]) -> tuple[Path, int, tuple[str, ...]]:
     root, port = tmp_path / "site", free_ports(130)
     options = ("--no-hf", "--no-pytorch", "--link", "http://127.0.0.9", "--port", str(port), "--min-free", "0")
-    words = ("mirror", "site", "render", str(root), *options, "--registry", f"test={upstream_registry[0]}")
+    words = ("mirror", "site", "render", str(root), *options, "--registry", f"test={upstream[0].reference.url}")
     done = envcheck(*words)
     assert done.returncode == 0, done.stderr
     return root, port, words
 
 
-def wait(there: Callable[[], bool]) -> None:
-    assert eventually(there, expected=True)
-
-
-def metrics(port: int) -> str:
-    return get(f"http://127.0.0.1:{port + 100}/metrics")[1].decode()
-
-
 def pulled(port: int) -> list[bytes]:
     base = f"http://127.0.0.1:{port + 2}/v2/lib/image"
-    status, manifest, _ = get(f"{base}/manifests/one", Accept=MANIFEST_TYPE)
+    status, manifest, _ = get(f"{base}/manifests/one", Accept=OCI_MANIFEST)
     assert status == 200, manifest
     document = json.loads(manifest)
     blobs = [get(f"{base}/blobs/{one['digest']}") for one in (document["config"], *document["layers"])]
@@ -116,34 +56,40 @@ def pulled(port: int) -> list[bytes]:
 
 
 def test_an_image_is_pulled_through_once_and_then_without_its_upstream(
-    registry_site: tuple[Path, int, tuple[str, ...]], upstream_registry: tuple[str, subprocess.Popen[bytes], Path]
+    registry_site: tuple[Path, int, tuple[str, ...]],
+    upstream: tuple[Repository, contextlib.ExitStack],
+    tmp_path: Path,
 ) -> None:
     root, port, words = registry_site
-    _, process, log = upstream_registry
+    image, log = upstream[0].manifest("one"), tmp_path / "registry/registry.log"
+    whole, asked = [image.content, b"{}", LAYER], f"GET /v2/lib/image/blobs/{digest_of(LAYER)}"
     with running(root, "node-exporter", "prometheus", watched=True):
-        assert pulled(port) == [MANIFEST, b"{}", LAYER]
+        assert pulled(port) == whole
         stored = root / "cache/registry/test/docker/registry/v2/repositories/lib/image/_layers"
-        wait(lambda: len(list(stored.glob("sha256/*/link"))) == 2)
+        assert eventually(lambda: len(list(stored.glob("sha256/*/link"))), 2) == 2
         # Registry 2.8 asks twice for what it has not, for the client and for itself; each is logged when it ends.
         requests, before = 0, -1
         while requests != before:
             time.sleep(0.5)
-            requests, before = log.read_text().count(f"GET /v2/lib/image/blobs/{digest(LAYER)}"), requests
+            requests, before = log.read_text().count(asked), requests
         assert requests in {1, 2}
-        assert pulled(port) == [MANIFEST, b"{}", LAYER]
-        assert log.read_text().count(f"GET /v2/lib/image/blobs/{digest(LAYER)}") == requests
-        process.terminate()
-        process.wait(PATIENCE)
-        assert pulled(port) == [MANIFEST, b"{}", LAYER]
-        assert put(f"http://127.0.0.1:{port + 2}", "/v2/lib/image/manifests/two", MANIFEST, MANIFEST_TYPE).status == 403
+        assert pulled(port) == whole
+        assert log.read_text().count(asked) == requests
+        upstream[1].close()
+        assert pulled(port) == whole
+        assert get(f"http://127.0.0.1:{port + 2}/v2/lib/image/manifests/two", None, "PUT")[0] == 403
         counts = re.compile(r'requests_total\{outcome="(\w+)",part="registry"\} (\d+)')
+
+        def counted() -> dict[str, str]:
+            return dict(counts.findall(get(f"http://127.0.0.1:{port + 100}/metrics")[1].decode()))
+
         # mtail counts what comes after it has opened the log: the refusal and the last pull, and nothing twice.
-        assert eventually(lambda: dict(counts.findall(metrics(port))).get("refused", ""), "1") == "1"
-        assert 3 <= int(dict(counts.findall(metrics(port)))["ok"]) <= 9
+        assert eventually(lambda: counted().get("refused", ""), "1") == "1"
+        assert 3 <= int(counted()["ok"]) <= 9
     # A pull-through registry asks its upstream before it starts.
     assert envcheck(*words, "--offline").returncode == 0
     with running(root):
-        assert pulled(port) == [MANIFEST, b"{}", LAYER]
+        assert pulled(port) == whole
     assert envcheck(*words).returncode == 0
     assert "remoteurl" in (root / "registry/test.yml").read_text()
 

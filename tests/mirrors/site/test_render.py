@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,8 +18,8 @@ from envcheck.errors import ConfigError
 from envcheck.mirrors.site import Registry, Site, SiteHub, SiteIndex, Tls, read, render
 from envcheck.mirrors.site_sources import resolvers
 from tests.certificates import Certificate
-from tests.mirrors.site.conftest import ROOT, World, envcheck
-from tests.mirrors.site.upstreams import page
+from tests.http_server import Servers
+from tests.mirrors.site.conftest import ROOT, World, envcheck, page
 from tests.tables import each
 
 INDEXES = [
@@ -107,15 +108,15 @@ def test_name_servers_are_written_as_nginx_takes_them() -> None:
 
 
 @pytest.mark.tools
-def test_where_pages_link_to_is_asked_of_the_index(world: World) -> None:
+def test_where_pages_link_to_is_asked_of_the_index(world: World, servers: Servers) -> None:
     (world.root / "only.yaml").write_text((world.root / "site.yaml").read_text().splitlines()[0])
-    far = {f"{world.far.origin}/packages/x.whl": world.wheels["farlib"]}
+    far = {f"{world.far.url}/packages/x.whl": world.wheels["farlib"]}
     page(world.index.tree / "simple", "filelock", far)
     target, profile = str(world.root / "asked"), str(world.root / "only.yaml")
     done = envcheck("mirror", "site", "render", target, "--mirror", profile, "--no-pytorch")
     assert done.returncode == 0, done.stderr
-    assert read(world.root / "asked").indexes[0].links == [world.far.origin]
-    world.stop()
+    assert read(world.root / "asked").indexes[0].links == [world.far.url]
+    servers.close()
     done = envcheck("mirror", "site", "render", target, "--mirror", profile, "--no-pytorch")
     said, *refusal = done.stderr.splitlines()
     assert (done.returncode, said.split()[0], len(refusal)) == (3, "reading", 1)
@@ -193,3 +194,99 @@ def test_the_dashboard_is_what_grafana_publishes(tmp_path: Path) -> None:
         judge = [sys.executable, "-m", "check_jsonschema", "--schemafile", schema, str(tmp_path / "dashboard.json")]
         completed = subprocess.run(judge, capture_output=True, text=True, check=False)
         assert (completed.returncode == 0) == valid, completed.stdout
+
+
+HOUR = 60
+PREFIX = "envcheck_mirror_"
+
+
+def downloads(ok: str, error: str, truncated: str, client_abort: str) -> dict[str, str]:
+    data = {"ok": ok, "error": error, "truncated": truncated, "client_abort": client_abort}
+    return {f'{PREFIX}downloads_total{{outcome="{outcome}"}}': values for outcome, values in data.items()}
+
+
+def rate(per_minute: float, seconds: float) -> dict[str, str]:
+    return {
+        f'{PREFIX}download_bytes_total{{size="large"}}': f"0+{per_minute:.0f}x180",
+        f'{PREFIX}download_seconds_total{{size="large"}}': f"0+{seconds}x180",
+    }
+
+
+def storage(used: float) -> dict[str, str]:
+    return {
+        'node_filesystem_size_bytes{mountpoint="/srv",fstype="ext4"}': "1000000x180",
+        'node_filesystem_avail_bytes{mountpoint="/srv",fstype="ext4"}': f"{1000000 * (1 - used):.0f}x180",
+        'node_filesystem_size_bytes{mountpoint="/tmp",fstype="tmpfs"}': "1000000x180",
+        'node_filesystem_avail_bytes{mountpoint="/tmp",fstype="tmpfs"}': "0x180",
+    }
+
+
+UP = {'up{job="envcheck-mirror", instance="127.0.0.1:8547"}': "1x300"}
+CASES: list[tuple[str, dict[str, str], int, bool]] = [
+    # A hundred a minute: 6000 an hour, of which six may fail.
+    ("MirrorDownloadsFail", downloads("0+100x180", "0+1x180", "0x180", "0x180"), 2 * HOUR, True),
+    ("MirrorDownloadsFail", downloads("0+100x180", "0x180", "0+1x180", "0x180"), 2 * HOUR, True),
+    ("MirrorDownloadsFail", downloads("0+10000x180", "0+1x180", "0x180", "0x180"), 2 * HOUR, False),
+    ("MirrorDownloadsFail", downloads("0+100x180", "0x180", "0x180", "0+100x180"), 2 * HOUR, False),
+    ("MirrorDownloadsFail", downloads("0+2x180", "0+1x180", "0x180", "0x180"), 2 * HOUR, False),
+    ("MirrorDownloadsFail", downloads("0x180", "0+10x180", "0x180", "0x180"), 2 * HOUR, True),
+    ("MirrorSlow", rate(60 * 49e6, 60), 2 * HOUR, True),
+    ("MirrorSlow", rate(60 * 51e6, 60), 2 * HOUR, False),
+    ("MirrorSlow", rate(0, 0), 2 * HOUR, False),
+    ("MirrorStorageFull", storage(0.86), HOUR, True),
+    ("MirrorStorageFull", storage(0.84), HOUR, False),
+    ("MirrorStale", {f'{PREFIX}sync_success_timestamp_seconds{{name="main"}}': "0x300"}, 37 * HOUR, True),
+    ("MirrorStale", {f'{PREFIX}sync_success_timestamp_seconds{{name="main"}}': "0x300"}, 35 * HOUR, False),
+    ("MirrorNeverSynced", UP, 37 * HOUR, True),
+    ("MirrorNeverSynced", UP, 35 * HOUR, False),
+    ("MirrorNeverSynced", {**UP, f'{PREFIX}sync_success_timestamp_seconds{{name="other"}}': "0x300"}, 37 * HOUR, True),
+    ("MirrorNeverSynced", {**UP, f'{PREFIX}sync_success_timestamp_seconds{{name="main"}}': "0x300"}, 37 * HOUR, False),
+    ("MirrorDown", {'up{job="envcheck-mirror"}': "1 1 0x180"}, HOUR, True),
+    ("MirrorDown", {'up{job="envcheck-mirror"}': "1x180"}, HOUR, False),
+]
+
+
+def case(number: int, alert: str, series: dict[str, str], at: int) -> dict[str, Any]:
+    query = f'count(ALERTS{{alertname="{alert}", alertstate="firing"}}) or vector(0)'
+    return {
+        "name": f"{number} {alert}",
+        "interval": "10m" if at > 3 * HOUR else "1m",
+        "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        "promql_expr_test": [
+            {"expr": query, "eval_time": f"{at}m", "exp_samples": [{"labels": "{}", "value": int(CASES[number][3])}]}
+        ],
+    }
+
+
+def judged(tmp_path: Path, promtool: str, *command: str) -> subprocess.CompletedProcess[str]:
+    for path, content in render(site(tmp_path)).items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(content)
+    return subprocess.run([promtool, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.promtool
+def test_every_alert_fires_on_one_side_of_its_limit_and_not_on_the_other(tmp_path: Path, promtool: str) -> None:
+    tests = [case(number, alert, series, at) for number, (alert, series, at, _) in enumerate(CASES)]
+    data = {"rule_files": ["prometheus/rules.yml"], "evaluation_interval": "5m", "tests": tests}
+    (tmp_path / "tests.yml").write_text(json.dumps(data))  # JSON is YAML
+    done = judged(tmp_path, promtool, "test", "rules", "tests.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.promtool
+def test_promtool_takes_the_configuration_and_no_alert_is_without_a_case(tmp_path: Path, promtool: str) -> None:
+    done = judged(tmp_path, promtool, "check", "config", "prometheus/prometheus.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rules = (tmp_path / "prometheus/rules.yml").read_text()
+    named = {line.split()[-1] for line in rules.splitlines() if "- alert:" in line}
+    assert named == {alert for alert, _, _, fires in CASES if fires} == {a for a, _, _, fires in CASES if not fires}
+    assert rules.count(" fix: ") == len(named)
+
+
+def test_a_fix_names_no_unit_that_is_not_rendered(tmp_path: Path) -> None:
+    files = render(site(tmp_path))
+    rules = files["prometheus/rules.yml"].replace("{{ $labels.name }}", "main")
+    named = set(re.findall(r"systemctl status ([^`]+)`", rules))
+    assert {"envcheck-mirror-sync-main.service"} <= named
+    assert {f"systemd/{unit}" for unit in named if "*" not in unit} <= files.keys()

@@ -1,21 +1,28 @@
-"""pip and uv through a real nginx that was rendered, and what is asked of the upstreams behind it."""
+"""Clients through a real nginx that was rendered, what is asked of the upstreams behind it, and what goes wrong."""
 
+import collections
+import contextlib
+import dataclasses
 import hashlib
+import http.client
 import json
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uv
 
 from envcheck.mirrors.site import programs, read
 from tests.certificates import Certificate
-from tests.mirrors.site.conftest import World, envcheck, running
-from tests.mirrors.site.upstreams import answers, free_port, free_ports, get
+from tests.http_server import Answer, Request, Server, Servers, ranged
+from tests.mirrors.site.conftest import World, answers, envcheck, free_port, free_ports, get, running
 from tests.processes import ran
 from tests.waiting import eventually
 
@@ -31,7 +38,6 @@ def lock(world: World, *names: str) -> str:
 
 
 def install(client: str, index: str, world: World, ca: Path, *names: str) -> subprocess.CompletedProcess[str]:
-    """Install names with their hashes into a new directory, with nothing cached."""
     target = world.root / f"into-{client}-{len(list(world.root.iterdir()))}"
     locked = world.root / "lock.txt"
     locked.write_text(lock(world, *names))
@@ -53,14 +59,14 @@ def test_pip_and_uv_install_and_a_second_build_moves_no_byte_from_upstream(
         for index, names in ((pypi, ("farlib", "nearlib", "rellib")), (pytorch, ("torchlike",))):
             completed = install(client, index, world, authority.ca, *names)
             assert completed.returncode == 0, completed.stderr
-    before = world.sent()
+    before = world.asked()
     assert before > 4
     # What an object store would read otherwise comes to it as the page says it.
-    assert any(path.endswith("1.0%2Bcpu-py3-none-any.whl") for _, _, path in world.pytorch.sent())
+    assert any(path.endswith("1.0%2Bcpu-py3-none-any.whl") for path in world.pytorch.paths)
     for client in ("pip", "uv"):
         assert install(client, pypi, world, authority.ca, "farlib", "nearlib", "rellib").returncode == 0
-    assert world.sent() == before
-    lines = [json.loads(line) for line in (site / "logs/access.json").read_text().splitlines()]
+    assert world.asked() == before
+    lines = logged(site)
     assert {line["part"] for line in lines} == {"pypi-index", "pytorch-index", "files"}
     large = [line for line in lines if line["uri"].endswith(world.wheels["farlib"].name)]
     assert [line["cache"] for line in large] == ["MISS", *["HIT"] * (len(large) - 1)]
@@ -69,19 +75,19 @@ def test_pip_and_uv_install_and_a_second_build_moves_no_byte_from_upstream(
 def test_a_large_file_is_asked_for_in_slices_once_for_all(served: ServedSite, authority: Certificate) -> None:
     world, _, base = served
     there = world.wheels["farlib"]
-    url = f"{base}/files/{world.far.origin.removeprefix('http://')}/packages/{there.name}"
+    url = f"{base}/files/{world.far.netloc}/packages/{there.name}"
     middle = get(url, authority.ca, Range="bytes=9000000-9000099")
     assert (middle[0], middle[1]) == (206, there.read_bytes()[9000000:9000100])
     # The cache takes the whole slice, which goes on after the client has its part.
-    assert eventually(lambda: [size < 8_500_000 for _, size, _ in world.far.sent()], expected=[True]) == [True]
+    assert eventually(lambda: (len(world.far.requests), world.far.sent), (1, 8 << 20)) == (1, 8 << 20)
     assert get(url, authority.ca)[1] == there.read_bytes()
-    assert len(world.far.sent()) == 3  # 20 MB in slices of 8 MiB; the middle one was there
+    assert len(world.far.requests) == 3  # 20 MB in slices of 8 MiB; the middle one was there
     assert get(url, authority.ca)[2]["X-Cache"] == "HIT"
 
 
 def test_what_is_ambiguous_or_of_no_upstream_is_refused(served: ServedSite, authority: Certificate) -> None:
     world, _, base = served
-    name, far = world.wheels["farlib"].name, world.far.origin.removeprefix("http://")
+    name, far = world.wheels["farlib"].name, world.far.netloc
     expected = {
         f"/files/{far}/packages/%2e%2e/packages/{name}": 400,
         f"/files/{far}/packages%2F{name}": 400,
@@ -102,7 +108,7 @@ def test_credentials_of_clients_go_no_further_and_nothing_is_written(
     url = f"{base}/pypi/simple/nearlib/?token={secret}"
     assert get(url, authority.ca, Authorization=f"Bearer {secret}", Cookie=f"a={secret}")[0] == 200
     assert get(url, authority.ca, Accept="application/vnd.pypi.simple.v1+json")[2]["Content-Type"].endswith("+json")
-    assert [path for _, _, path in world.index.sent()] == ["/simple/nearlib/", "/simple/nearlib/"]
+    assert world.index.paths == ["/simple/nearlib/", "/simple/nearlib/"]
     kept = [path for path in site.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
     assert kept == []
 
@@ -125,12 +131,9 @@ def bucket(tmp_path: Path) -> Iterator[dict[str, str]]:
         process.terminate()
 
 
-def test_what_the_disk_no_longer_has_comes_from_the_object_store(
-    tmp_path: Path, nginx: str, bucket: dict[str, str]
-) -> None:
+def test_what_the_disk_no_longer_has_comes_from_the_object_store(tmp_path: Path, bucket: dict[str, str]) -> None:
     if shutil.which("rclone") is None:
         pytest.skip("no rclone here (`make test` unpacks it where apt is)")
-    assert nginx
     site, port = tmp_path / "site", free_ports(130)
     options = ("--no-hf", "--no-pytorch", "--link", "https://x.example", "--port", str(port), "--s3", "bucket")
     assert envcheck("mirror", "site", "render", str(site), *options).returncode == 0
@@ -154,3 +157,144 @@ def test_what_the_disk_no_longer_has_comes_from_the_object_store(
         assert get(f"{base}/never.bin")[0] == 404
         kept = [path for path in site.rglob("*") if path.is_file() and b"SECRET_ACCESS" in path.read_bytes()]
         assert kept == []
+
+
+CONTENT = bytes(range(256)) * 80_000  # 20 MB: three slices
+
+
+class Upstream(Server):
+    """An upstream that breaks off the second slice, or redirects, as it is told; it has CONTENT at every path."""
+
+    fault = ""
+
+    def __init__(self, address: str, port: int = 0) -> None:
+        super().__init__(self.answer, address, port)
+
+    def answer(self, request: Request) -> Answer:
+        if self.fault == "redirect":
+            return Answer(302, headers={"Location": "http://127.0.0.9/elsewhere"})
+        if request.path.startswith("/simple/"):
+            return Answer(200, b"page", {"Content-Type": "text/html"})
+        answer = ranged(request, CONTENT, {"ETag": '"one"'})
+        if self.fault == "break" and (request.span(len(CONTENT)) or (0, 0))[0]:
+            assert isinstance(answer.body, bytes)
+            return dataclasses.replace(answer, body=answer.body[:1000], close=True)
+        return answer
+
+
+@pytest.fixture
+def behind(tmp_path: Path, servers: Servers, request: pytest.FixtureRequest) -> Iterator[tuple[Upstream, Path, int]]:
+    """Return an upstream, the directory of a site before it (with the test's own options), and its port."""
+    server = servers.start(Upstream("127.0.0.8"))
+    site, port = tmp_path / "site", free_ports(130)
+    for name, content in {"users": "me:{PLAIN}secret\n", "tokens": '"Bearer right" 1;\n'}.items():
+        (tmp_path / name).write_text(content)
+    more = [option.format(root=tmp_path) for option in getattr(request, "param", ())]
+    (tmp_path / "profile.yaml").write_text(f"pypi: [{{url: {server.url}/simple}}]\n")
+    options = ("--no-pytorch", "--mirror", str(tmp_path / "profile.yaml"), "--link", server.url, "--min-free", "0")
+    done = envcheck("mirror", "site", "render", str(site), *options, "--port", str(port), *more)
+    assert done.returncode == 0, done.stderr
+    with running(site, "olah"):
+        yield server, site, port
+
+
+def logged(site: Path) -> list[Any]:
+    return [json.loads(line) for line in (site / "logs/access.json").read_text().splitlines()]
+
+
+def url(server: Upstream, port: int, path: str = "file.whl") -> str:
+    return f"http://127.0.0.1:{port}/files/{server.netloc}/{path}"
+
+
+def are_counted(site: Path, **expected: int) -> None:
+    """Wait until the requests have these outcomes and no other, as mtail counts them, once nginx has its log."""
+
+    def outcomes() -> dict[str, int]:
+        files = [one for one in logged(site) if one["part"] == "files"]
+        cut = [one["outcome"] == "ok" and one["bytes"] < one["promised"] for one in files]
+        return dict(collections.Counter("truncated" if c else f["outcome"] for c, f in zip(cut, files, strict=True)))
+
+    assert eventually(outcomes, expected) == expected
+
+
+def test_an_upstream_that_breaks_off_is_the_mirrors_failure_and_leaves_no_wrong_bytes(
+    behind: tuple[Upstream, Path, int],
+) -> None:
+    server, site, port = behind
+    server.fault = "break"
+    with pytest.raises(http.client.IncompleteRead):
+        get(url(server, port))
+    are_counted(site, truncated=1)
+    server.fault = ""
+    assert get(url(server, port))[1] == CONTENT
+    are_counted(site, truncated=1, ok=1)
+
+
+def test_a_client_that_goes_away_is_not_the_mirrors_failure(behind: tuple[Upstream, Path, int]) -> None:
+    server, site, port = behind
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        request = f"GET {url(server, port).partition(str(port))[2]} HTTP/1.1\r\nHost: x\r\n\r\n"
+        client.sendall(request.encode())
+        client.recv(1000)
+    are_counted(site, client_abort=1)
+
+
+def test_a_redirect_of_an_upstream_leads_no_client_round_the_mirror(behind: tuple[Upstream, Path, int]) -> None:
+    server, site, port = behind
+    server.fault = "redirect"
+    status, body, headers = get(url(server, port))
+    assert (status, "Location" in headers) == (502, False)
+    assert b"--link" in body
+    are_counted(site, error=1)
+
+
+@pytest.mark.parametrize("behind", [("--users", "{root}/users", "--no-hf")], indirect=True)
+def test_only_users_get_in_and_their_password_goes_no_further(behind: tuple[Upstream, Path, int]) -> None:
+    server, site, port = behind
+    assert get(url(server, port))[0] == 401
+    assert get(url(server, port), Authorization="Basic bWU6c2VjcmV0")[0] == 200  # me:secret
+    assert server.logins == {None}
+    are_counted(site, refused=1, ok=1)
+    assert get(f"http://127.0.0.1:{port}/healthz")[0] == 200
+
+
+@pytest.mark.parametrize("behind", [("--allow", "192.0.2.0/24", "--allow", "127.0.0.5")], indirect=True)
+def test_who_is_allowed_gets_in_and_nobody_else(behind: tuple[Upstream, Path, int]) -> None:
+    server, _, port = behind
+    status = {}
+    for client in ("127.0.0.5", "127.0.0.1"):
+        made = http.client.HTTPConnection("127.0.0.1", port, timeout=60, source_address=(client, 0))
+        with contextlib.closing(made) as connection:
+            connection.request("GET", url(server, port).partition(str(port))[2])
+            status[client] = connection.getresponse().status
+    assert status == {"127.0.0.5": 200, "127.0.0.1": 403}
+
+
+@pytest.mark.parametrize("behind", [("--hf-tokens", "{root}/tokens")], indirect=True)
+def test_the_bearer_of_a_token_reaches_hugging_faces_mirror_without_it(
+    behind: tuple[Upstream, Path, int], servers: Servers
+) -> None:
+    _, site, port = behind
+    inner = servers.start(Upstream("127.0.0.1", port + 102))
+    hf = f"http://127.0.0.1:{port + 1}/api/models/x"
+    assert get(hf)[0] == get(hf, Authorization="Bearer wrong")[0] == 401
+    assert inner.requests == []
+    assert get(hf, Authorization="Bearer right")[1] == CONTENT
+    assert inner.logins == {None}
+    assert eventually(lambda: [line["part"] for line in logged(site)], ["hf"] * 3) == ["hf"] * 3
+    assert "right" not in (site / "logs/access.json").read_text()
+    assert [path for path in site.rglob("*") if path.is_file() and b"Bearer right" in path.read_bytes()] == []
+
+
+def test_too_many_requests_at_once_are_told_to_wait(behind: tuple[Upstream, Path, int]) -> None:
+    _, _, port = behind
+    assert get(f"http://127.0.0.1:{port}/pypi/simple/x/")[0] == 200
+    # In one breath, so that it takes nginx alone, and no machine is too slow to be too fast.
+    requests, message = b"GET /pypi/simple/x/ HTTP/1.1\r\nHost: x\r\n", b""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        client.sendall((requests + b"\r\n") * 599 + requests + b"Connection: close\r\n\r\n")
+        while chunk := client.recv(1 << 16):
+            message += chunk
+    statuses = re.findall(rb"HTTP/1.1 (\d+)", message)
+    assert (len(statuses), set(statuses)) == (600, {b"200", b"429"})
+    assert set(statuses[:199]) == {b"200"}

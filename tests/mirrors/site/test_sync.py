@@ -11,20 +11,13 @@ from pathlib import Path
 import pytest
 
 from envcheck.mirrors.site import programs, render
+from tests.mirrors.site.conftest import answers, free_port
 from tests.mirrors.site.test_render import site as everything
-from tests.mirrors.site.upstreams import answers, free_port
+from tests.registries import program
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.tools
 FILES = 40
-
-
-@pytest.fixture(scope="session")
-def rsync() -> str:
-    text = shutil.which("rsync")
-    if text is None:
-        pytest.skip("no rsync here (`make test` unpacks it where apt is)")
-    return text
 
 
 class Mirrors:
@@ -61,21 +54,19 @@ class Mirrors:
         )
 
     def run(self) -> tuple[int, str]:
-        """Copy; return the exit code and what was said."""
         process = self.start()
         statement = process.communicate(timeout=100)[0].decode()
         return process.returncode, statement
 
     def generations(self) -> set[bytes]:
-        """Return what the served tree is of."""
         files = list(self.served.glob("*.bin"))
         assert len(files) == FILES + 1
         return {path.read_bytes()[:2] for path in files if path.name != "same.bin"}
 
 
 @pytest.fixture
-def mirrors(tmp_path: Path, rsync: str) -> Iterator[Mirrors]:
-    port = free_port("127.0.0.5")
+def mirrors(tmp_path: Path) -> Iterator[Mirrors]:
+    rsync, port = program("rsync"), free_port("127.0.0.5")
     (tmp_path / "rsyncd.conf").write_text(
         f"address = 127.0.0.5\nport = {port}\nuse chroot = no\nreverse lookup = no\nlog file = {tmp_path}/rsyncd.log\n"
         f"[tree]\npath = {tmp_path}/upstream\nuid = {os.getuid()}\ngid = {os.getgid()}\n"

@@ -58,7 +58,6 @@ def model(store: Store) -> Revision:
 
 @pytest.fixture
 def contents(store: Store, make_wheel: Callable[..., Path], model: Revision) -> Contents:
-    """Return three wheels, one of PyTorch's index and one that needs another, and the model."""
     alpha = wheel(store, make_wheel("alpha", requires=("beta>=1",)))
     beta = wheel(store, make_wheel("beta"))
     torch = wheel(store, make_wheel("torch", "2.8.99+cpu"), "pytorch/cpu")
@@ -71,7 +70,6 @@ def republished(contents: Contents, number: int) -> Contents:
 
 
 def broken(store: Store, number: int) -> list[str]:
-    """Return the files of a version that are not what they must be."""
     root, files = store.root / "versions" / str(number), releases.read_manifest(store, number).files
     return [f.path for f in files if not (root / f.path).is_file() or sha256((root / f.path).read_bytes()) != f.sha256]
 

@@ -46,7 +46,6 @@ def exported(store: Store, contents: Contents, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Store:
-    """Return the store of another machine, which serves something already."""
     there = Store(tmp_path / "other")
     there.add(b"old", "old.txt")
     releases.release(there, Contents(), keep=3)
@@ -240,7 +239,6 @@ PLACE = f"sha256/{NAME[:2]}/{NAME}"
 
 
 def block(name: str, content: bytes) -> bytes:
-    """Return a member as an export writes it."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = len(content), 0o444
     return info.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % 512)
@@ -314,7 +312,6 @@ TEXTS = st.dictionaries(
 
 @st.composite
 def tar_members(draw: st.DrawFn) -> tuple[tarfile.TarInfo, bytes]:
-    """Return a member as somebody else's tar could have it."""
     info = tarfile.TarInfo(draw(WRONG_NAMES))
     content = draw(st.sampled_from([b"", b"x" * 700, *GOOD]))
     info.type, info.mode = draw(KINDS), draw(st.sampled_from([0o444, 0o4755]))

@@ -3,7 +3,6 @@
 import errno
 import os
 import random
-import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,14 +20,7 @@ from envcheck.mirrors.store.objects import Store
 from envcheck.mirrors.store.tree import Contents
 from tests.http_server import Answer, Server, Servers
 from tests.mirrors.store.conftest import damaged, republished, sha256
-
-
-def test_what_is_put_there_is_read_only_and_known_by_its_hash(store: Store) -> None:
-    digest = store.add(b"abc", "a.txt")
-    assert store.path(digest) == store.root / "sha256" / digest[:2] / digest
-    assert stat.S_IMODE(store.path(digest).stat().st_mode) == 0o444
-    assert (store.has(digest), store.name(digest)) == (True, "a.txt")
-    assert [(one.sha256, one.size) for one in store.objects()] == [(digest, 3)]
+from tests.processes import ran
 
 
 def test_a_local_file_is_adopted_as_a_copy_of_the_hash_it_must_have(store: Store, tmp_path: Path) -> None:
@@ -56,13 +48,6 @@ def test_what_is_taken_again_takes_no_room_and_what_rotted_is_replaced(store: St
     source.write_bytes(b"abc")
     store.take(source, digest, "a.txt")
     assert store.sound(digest)
-
-
-def test_a_view_is_a_hard_link(store: Store, tmp_path: Path) -> None:
-    digest = store.add(b"abc", "a.txt")
-    store.view(digest, tmp_path / "deep" / "a.txt")
-    store.view(digest, tmp_path / "deep" / "a.txt")
-    assert (tmp_path / "deep" / "a.txt").stat().st_ino == store.path(digest).stat().st_ino
 
 
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EMLINK])
@@ -119,15 +104,6 @@ def test_gc_removes_what_killed_processes_left_a_day_ago(store: Store) -> None:
 
 CONTENT = random.Random(3).randbytes(3_000_000)  # noqa: S311 (data)
 SHA256 = sha256(CONTENT)
-GC = """
-import sys
-from pathlib import Path
-from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
-from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.store import objects, releases
-from envcheck.mirrors.store.objects import Store
-releases.gc(Store(Path(sys.argv[1])), size=1, dry=False)
-"""
 
 
 def test_a_file_is_fetched_into_its_place_read_only_and_anew_if_it_is_damaged(store: Store, servers: Servers) -> None:
@@ -147,7 +123,7 @@ def test_a_file_is_fetched_into_its_place_read_only_and_anew_if_it_is_damaged(st
 
 def test_gc_in_another_process_takes_nothing_while_a_file_is_fetched(store: Store, servers: Servers) -> None:
     def gc() -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-c", GC, store.root], capture_output=True, text=True, check=False)
+        return ran([sys.executable, "-m", "envcheck", "store", "--store", store.root, "gc", "--max-size", "1"])
 
     def halves() -> Iterator[bytes]:
         yield CONTENT[:1_000_000]

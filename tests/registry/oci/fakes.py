@@ -1,7 +1,7 @@
 """A registry of a test's own, which does what it is told to, and what tests push to any registry."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from envcheck.registry.documents import (
@@ -34,7 +34,6 @@ class FakeRegistry(Server):
         self.tags: dict[str, str] = {}
 
     def answer(self, request: Request) -> Answer:
-        """Return the answer of the fault, or of a registry."""
         wrong = self.fault(request)
         if wrong is not None:
             return wrong
@@ -79,38 +78,50 @@ def opened(address: str, name: str = "team/torch", **options: Any) -> Repository
     return open_repository(reference, **{"environ": {"HOME": "/nowhere"}, "sleep": lambda _: None, **options})
 
 
-def image(word: str, architecture: str = "amd64", os: str = "linux") -> tuple[bytes, dict[str, bytes]]:
-    """Return the manifest of an image that no other word gives, and its blobs by digest."""
-    config = json.dumps({"architecture": architecture, "os": os, "word": word}).encode()
-    layer = word.encode() * 1000
-    document = ImageManifest(
-        schema_version=2,
-        media_type=OCI_MANIFEST,
-        config=Descriptor(media_type=CONFIG, digest=digest_of(config), size=len(config)),
-        layers=[Descriptor(media_type=LAYER, digest=digest_of(layer), size=len(layer))],
-    )
-    return encode(document), {digest_of(config): config, digest_of(layer): layer}
+def image_manifest(config: bytes, layer: bytes, kind: str = LAYER) -> bytes:
+    parts = [
+        Descriptor(media_type=each, digest=digest_of(content), size=len(content))
+        for each, content in ((CONFIG, config), (kind, layer))
+    ]
+    return encode(ImageManifest(schema_version=2, media_type=OCI_MANIFEST, config=parts[0], layers=parts[1:]))
+
+
+def push_parts(
+    repository: Repository, config: bytes, layer: bytes, tag: str | None = None, kind: str = LAYER
+) -> StoredManifest:
+    for blob in (config, layer):
+        repository.push_blob(blob)
+    content = image_manifest(config, layer, kind)
+    repository.push_manifest(content, OCI_MANIFEST, tag)
+    return repository.manifest(tag or digest_of(content))
 
 
 def push_image(
     repository: Repository, word: str = "one", tag: str | None = None, architecture: str = "amd64", os: str = "linux"
 ) -> StoredManifest:
-    """Push an image and return its manifest as the registry has it."""
-    content, blobs = image(word, architecture, os)
-    for blob in blobs.values():
-        repository.push_blob(blob)
-    repository.push_manifest(content, OCI_MANIFEST, tag)
-    return repository.manifest(tag or digest_of(content))
+    """Push an image that no other word gives."""
+    config = json.dumps({"architecture": architecture, "os": os, "word": word}).encode()
+    return push_parts(repository, config, word.encode() * 1000, tag)
+
+
+def push_rows(repository: Repository, tag: str, *rows: tuple[StoredManifest, Mapping[str, Any]]) -> StoredManifest:
+    """Push an index of these manifests, each with what it says of one, and return it."""
+    entries = [
+        {"mediaType": one.media_type, "digest": one.digest, "size": len(one.content), **more} for one, more in rows
+    ]
+    repository.push_manifest(index_of(entries), OCI_INDEX, tag)
+    return repository.manifest(tag)
+
+
+def index_of(entries: Sequence[Mapping[str, Any]]) -> bytes:
+    return encode({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries})
 
 
 def push_index(repository: Repository, tag: str, **words: str) -> StoredManifest:
     """Push an index with an image for each architecture (`amd64="one"`) and return it."""
-    entries = []
+    rows = []
     for architecture, word in words.items():
-        one = push_image(repository, word).descriptor
         named, _, variant = architecture.partition("_")
         platform = {"architecture": named, "os": "linux", **({"variant": variant} if variant else {})}
-        entries.append({"mediaType": one.media_type, "digest": one.digest, "size": one.size, "platform": platform})
-    content = json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}).encode()
-    repository.push_manifest(content, OCI_INDEX, tag)
-    return repository.manifest(tag)
+        rows.append((push_image(repository, word), {"platform": platform}))
+    return push_rows(repository, tag, *rows)

@@ -5,7 +5,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from envcheck.registry.attachments import (
 from envcheck.registry.documents import (
     OCI_INDEX,
     OCI_MANIFEST,
+    AbsentError,
     DeniedError,
     LyingError,
     RefusedError,
@@ -31,8 +34,8 @@ from envcheck.registry.documents import (
     StoredManifest,
 )
 from envcheck.registry.repository import Repository
-from tests.http_server import Answer, Request, Servers
-from tests.registry.oci.fakes import KIND, FakeRegistry, opened, push_image, push_index
+from tests.http_server import Answer, Request
+from tests.registry.oci.fakes import KIND, FakeRegistry, index_of, opened, push_image, push_index
 from tests.tables import each
 
 Fresh = Callable[[str], Repository]
@@ -90,15 +93,42 @@ def test_eight_writers_at_once_lose_none(docker_registry: str, referrers_registr
         assert words(repository, subject.digest) == sorted(f"proof{n}" for n in range(WRITERS))
 
 
+@pytest.mark.tools
+def test_what_is_not_there_is_absent(real: str, fresh: Fresh) -> None:
+    repository, nothing = fresh(real), f"sha256:{'0' * 64}"
+    with pytest.raises(AbsentError):
+        repository.manifest("latest")
+    assert repository.tags() == []
+    layer = push_image(repository).image().layers[0]
+    for read in (
+        lambda: repository.manifest(nothing),
+        lambda: repository.manifest("absent"),
+        lambda: repository.blob(structs.replace(layer, digest=nothing), 1 << 20),
+    ):
+        with pytest.raises(AbsentError):
+            read()
+
+
+@pytest.mark.tools
+def test_many_uploads_of_one_blob_at_once_all_end_well(real: str, fresh: Fresh) -> None:
+    """docker-registry answers 500 while it writes what another upload of the same blob asks for."""
+    repository, content = fresh(real), b"the same " * 1000
+    name = repository.reference.repository
+    with ThreadPoolExecutor(16) as pool:
+        pushed = list(pool.map(lambda _: opened(real, name, sleep=time.sleep).push_blob(content), range(32)))
+    assert pushed == [pushed[0]] * 32
+    assert repository.blob(pushed[0], 1 << 20) == content
+
+
 @pytest.fixture
-def registry(servers: Servers) -> FakeRegistry:
-    return servers.start(FakeRegistry())
+def subject(repository: Repository) -> StoredManifest:
+    return push_image(repository)
 
 
 @pytest.mark.parametrize("hidden", ["index", "own tag", "both"])
-def test_each_place_alone_suffices(registry: FakeRegistry, hidden: str) -> None:
-    repository = opened(registry.netloc)
-    subject = push_image(repository)
+def test_each_place_alone_suffices(
+    registry: FakeRegistry, repository: Repository, subject: StoredManifest, hidden: str
+) -> None:
     attachment = attached(repository, subject)
     for tag in {
         "index": [fallback_tag(subject.digest)],
@@ -107,8 +137,7 @@ def test_each_place_alone_suffices(registry: FakeRegistry, hidden: str) -> None:
         del registry.tags[tag]
     if hidden == "both":
         entry = {"digest": attachment.descriptor.digest}
-        answer = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]}
-        listing = Answer(200, json.dumps(answer).encode(), {"Content-Type": OCI_INDEX})
+        listing = Answer(200, index_of([entry]), {"Content-Type": OCI_INDEX})
         registry.fault = lambda request: listing if "/referrers/" in request.path else None
     assert words(repository, subject.digest) == ["proof"]
 
@@ -159,7 +188,7 @@ def test_a_registry_that_says_it_lists_what_no_api_lists_gets_the_index(status: 
 @each(
     "body",
     [
-        b'{"schemaVersion":2,"mediaType":"%s","manifests":[]}' % OCI_INDEX.encode(),
+        index_of([]),
         b'{"manifests":null}',
         b"",
         b"<html>welcome</html>",
@@ -175,49 +204,41 @@ def test_an_api_that_answers_with_nothing_hides_nothing(body: bytes, registry: F
     assert words(repository, subject.digest) == ["proof"]
 
 
-def test_the_api_is_read_page_by_page(registry: FakeRegistry) -> None:
-    repository = opened(registry.netloc)
-    subject = push_image(repository)
-    done = [attached(repository, subject, f"proof{n}") for n in range(3)]
+def test_the_api_is_read_page_by_page_and_never_in_part(
+    registry: FakeRegistry, repository: Repository, subject: StoredManifest
+) -> None:
+    done, lost = [attached(repository, subject, f"proof{n}") for n in range(3)], list[int]()
     registry.tags.clear()
 
     def page(request: Request) -> Answer | None:
         if "/referrers/" not in request.path:
             return None
         number = int(request.path.partition("page=")[2] or 0)
+        if lost and number:
+            return Answer(lost[-1])
         entries = [{"digest": done[number].descriptor.digest}]
         link = {"Link": f'<{request.route}?page={number + 1}>; rel="next"'} if number < 2 else {}
-        return Answer(200, json.dumps({"manifests": entries}).encode(), {"Content-Type": OCI_INDEX, **link})
+        return Answer(200, index_of(entries), {"Content-Type": OCI_INDEX, **link})
 
     registry.fault = page
     assert words(repository, subject.digest) == ["proof0", "proof1", "proof2"]
-
-
-@pytest.mark.parametrize("status", [400, 404])
-def test_an_api_whose_next_page_is_not_there_is_not_read_in_part(registry: FakeRegistry, status: int) -> None:
-    repository = opened(registry.netloc)
-    subject = push_image(repository)
-    entry = {"digest": attached(repository, subject).descriptor.digest}
-
-    def page(request: Request) -> Answer | None:
-        if "/referrers/" not in request.path or "page=" in request.path:
-            return Answer(status) if "page=" in request.path else None
-        headers = {"Content-Type": OCI_INDEX, "Link": f'<{request.route}?page=1>; rel="next"'}
-        return Answer(200, json.dumps({"manifests": [entry]}).encode(), headers)
-
-    registry.fault = page
-    with pytest.raises(RegistryUnavailableError, match="in part only"):
-        referrers(repository, subject.digest)
+    for status in (400, 404):
+        lost.append(status)
+        with pytest.raises(RegistryUnavailableError, match="in part only"):
+            referrers(repository, subject.digest)
 
 
 @pytest.mark.parametrize("place", ["/referrers/", "/tags/list", "/manifests/sha256-"])
 @pytest.mark.parametrize(("status", "kind"), [(503, RegistryUnavailableError), (403, DeniedError)])
 def test_a_place_that_cannot_be_read_is_no_empty_one(
-    registry: FakeRegistry, place: str, status: int, kind: type[Exception]
+    registry: FakeRegistry,
+    repository: Repository,
+    subject: StoredManifest,
+    place: str,
+    status: int,
+    kind: type[Exception],
 ) -> None:
     """It might have listed the failure that revokes what the others list."""
-    repository = opened(registry.netloc)
-    subject = push_image(repository)
     attached(repository, subject)
     registry.fault = lambda request: Answer(status) if place in request.path else None
     with pytest.raises(kind):
@@ -242,9 +263,7 @@ def test_a_fallback_tag_that_resolves_to_the_subject_is_neither_read_nor_written
     assert actual.unread == {}
 
 
-def test_entries_of_others_stay_in_the_index_as_they_are(registry: FakeRegistry) -> None:
-    repository = opened(registry.netloc)
-    subject = push_image(repository)
+def test_entries_of_others_stay_in_the_index_as_they_are(repository: Repository, subject: StoredManifest) -> None:
     foreign = {"mediaType": "x/y", "digest": f"sha256:{'c' * 64}", "size": 7, "unknown": {"kept": True}}
     document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [foreign], "annotations": {"a": "b"}}
     repository.push_manifest(json.dumps(document).encode(), OCI_INDEX, fallback_tag(subject.digest))

@@ -22,12 +22,12 @@ from envcheck.registry.documents import (
 )
 from envcheck.registry.logins import challenges
 from envcheck.registry.repository import Repository, next_page
-from tests.registry.oci.fakes import FakeRegistry, image, opened, push_image
+from tests.registry.oci.fakes import FakeRegistry, image_manifest, opened, push_image, push_rows
 from tests.tables import beside, each
 
 CASES = beside(__file__)
 
-CONTENT = image("one")[0]
+CONTENT = image_manifest(b"{}", b"x" * 3000)
 DIGEST = "sha256:" + "a" * 64
 MARK = "vnd.docker.reference.type"
 
@@ -89,8 +89,8 @@ ENTRY = st.fixed_dictionaries(
 
 
 @pytest.fixture
-def pushed(fake: FakeRegistry) -> tuple[Repository, list[StoredManifest]]:
-    repository = opened(fake.netloc)
+def pushed(registry: FakeRegistry) -> tuple[Repository, list[StoredManifest]]:
+    repository = opened(registry.netloc)
     configs = [("amd64", "linux"), ("arm64", "linux"), ("amd64", "windows"), ("", ""), ("s390x", "linux")]
     return repository, [push_image(repository, f"{arch} {os}", None, arch, os) for arch, os in configs]
 
@@ -101,16 +101,12 @@ def test_an_index_is_refused_or_names_every_image_that_an_engine_could_take(
     pushed: tuple[Repository, list[StoredManifest]], entries: list[dict[str, Any]]
 ) -> None:
     repository, images = pushed
-    rows = []
-    for entry in entries:
-        one = images[entry.pop("image")]
-        rows.append({"mediaType": OCI_MANIFEST, "digest": one.digest, "size": len(one.content), **entry})
-    content = json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": rows}).encode()
-    repository.push_manifest(content, OCI_INDEX, "any")
+    rows = [(images[entry.pop("image")], entry) for entry in entries]
+    push_rows(repository, "any", *rows)
     with contextlib.suppress(LyingError):
         named = whole_images(repository, "any")
         assert named
-        assert [image.manifest for image in named] == [row["digest"] for row in rows]  # its layers are no attestation's
+        assert [image.manifest for image in named] == [one.digest for one, _ in rows]  # its layers are no attestation's
         assert all(image.platform[0] == "linux" for image in named)
 
 

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import logging
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -64,12 +63,8 @@ def test_a_login_is_found_under_the_names_that_clients_write(home: Path, key: st
     assert header(log_in(home, auths={key: {"auth": ENCODED}}), name) == BASIC
     padded = base64.b64encode(f"me:{CANARY}\0\0".encode()).decode()  # as old clients of docker pad it
     assert header(log_in(home, auths={key: {"auth": padded}}), name) == BASIC
-
-
-def test_the_login_of_the_nearest_part_of_a_registry_counts(home: Path) -> None:
-    far = base64.b64encode(b"me:far").decode()
-    auths = {"registry.example": {"auth": far}, "registry.example/team": {"auth": ENCODED}}
-    assert header(log_in(home, auths=auths)) == BASIC
+    far = {"registry.example": {"auth": base64.b64encode(b"me:far").decode()}}  # the nearest part counts
+    assert header(log_in(home, auths={**far, "registry.example/team": {"auth": ENCODED}})) == BASIC
 
 
 def test_the_files_count_in_their_order(home: Path) -> None:
@@ -150,38 +145,31 @@ def test_a_helper_that_fails_is_named_without_what_it_says(home: Path, monkeypat
         assert CANARY not in "".join(traceback.format_exception(refused.value)), script
 
 
-class GuardedRegistry(FakeRegistry):
-    """A registry that wants a login: a password, or a token that another server issues."""
+def guarded(expected: Callable[[Request], bool], challenge: str) -> FakeRegistry:
+    """Return a registry that wants a login: a password, or a token that another server issues."""
 
-    def __init__(self, expected: Callable[[Request], bool], challenge: str, **options: Any) -> None:
-        super().__init__(self.guard, **options)
-        self.wanted, self.challenge = expected, challenge
-
-    def guard(self, request: Request) -> Answer | None:
-        """Refuse what has no login."""
-        if self.wanted(request):
-            return None
+    def guard(request: Request) -> Answer | None:
         body = json.dumps({"errors": [{"code": "UNAUTHORIZED", "message": f"you sent {request.login}"}]}).encode()
-        return Answer(401, body, {"WWW-Authenticate": self.challenge})
+        return None if expected(request) else Answer(401, body, {"WWW-Authenticate": challenge})
+
+    return FakeRegistry(guard)
 
 
 class Tokens(FakeRegistry):
     """What issues tokens, each with a number, to whom has the password."""
 
-    def __init__(self, *, status: int = 200, **options: Any) -> None:
-        super().__init__(self.issue, **options)
+    def __init__(self, *, status: int = 200) -> None:
+        super().__init__(self.issue)
         self.status = status
         self.issued: list[str] = []
 
     def issue(self, request: Request) -> Answer:
-        """Issue a token."""
         if self.status != 200:
             return Answer(self.status, f"{request.login} {request.body!r}".encode())
         self.issued.append(f"token-{len(self.issued)}")
         return Answer(200, json.dumps({"token": self.issued[-1], "expires_in": 300}).encode())
 
     def scopes(self) -> list[list[str]]:
-        """Return the scopes that each request asked for."""
         return [parse_qs(urlsplit(request.path).query).get("scope", []) for request in self.requests]
 
 
@@ -195,7 +183,7 @@ def logged_in(home: Path, registry: FakeRegistry, **entry: str) -> dict[str, str
 
 
 def test_a_password_goes_to_a_registry_that_asks_and_is_kept(servers: Servers, home: Path) -> None:
-    registry = servers.start(GuardedRegistry(lambda request: request.login == BASIC, 'Basic realm="x"'))
+    registry = servers.start(guarded(lambda request: request.login == BASIC, 'Basic realm="x"'))
     push_image(opened(registry, logged_in(home, registry)))
     assert [request.login for request in registry.requests][:2] == [None, BASIC]
     assert {request.login for request in registry.requests[1:]} == {BASIC}
@@ -208,7 +196,7 @@ def test_a_password_goes_to_a_registry_that_asks_and_is_kept(servers: Servers, h
 def test_a_token_is_issued_for_reading_and_another_for_writing(servers: Servers, home: Path) -> None:
     tokens = servers.start(Tokens())
     registry = servers.start(
-        GuardedRegistry(
+        guarded(
             lambda request: (request.login or "").startswith("Bearer token-"),
             f'Bearer realm="{tokens.url}/token",service="s",scope="repository:hub/team/torch:pull"',
         )
@@ -225,9 +213,7 @@ def test_a_token_is_issued_for_reading_and_another_for_writing(servers: Servers,
 def test_a_token_is_issued_again_when_it_is_refused(servers: Servers, home: Path) -> None:
     tokens = servers.start(Tokens())
     registry = servers.start(
-        GuardedRegistry(
-            lambda r: (r.login or "").removeprefix("Bearer ") in tokens.issued[-1:], f'Bearer realm="{tokens.url}"'
-        )
+        guarded(lambda r: (r.login or "").removeprefix("Bearer ") in tokens.issued[-1:], f'Bearer realm="{tokens.url}"')
     )
     repository = opened(registry, logged_in(home, registry))
     repository.tags()
@@ -241,7 +227,7 @@ def test_a_token_is_issued_again_when_it_is_refused(servers: Servers, home: Path
 def test_an_identity_token_is_posted_and_never_in_a_url(servers: Servers, home: Path) -> None:
     tokens = servers.start(Tokens())
     registry = servers.start(
-        GuardedRegistry(lambda request: request.login == "Bearer token-0", f'Bearer realm="{tokens.url}/t",service="s"')
+        guarded(lambda request: request.login == "Bearer token-0", f'Bearer realm="{tokens.url}/t",service="s"')
     )
     opened(registry, logged_in(home, registry, identitytoken=CANARY)).tags()
     [request] = tokens.requests
@@ -257,7 +243,7 @@ def test_a_token_that_is_refused_is_a_denial_with_the_command_to_log_in(
     servers: Servers, home: Path, status: int
 ) -> None:
     tokens = servers.start(Tokens(status=status))
-    registry = servers.start(GuardedRegistry(lambda _: False, f'Bearer realm="{tokens.url}"'))
+    registry = servers.start(guarded(lambda _: False, f'Bearer realm="{tokens.url}"'))
     with pytest.raises(DeniedError, match=f"refuses a token .{status} from .*docker login {registry.netloc}"):
         opened(registry, {"HOME": str(home)}).tags()
 
@@ -266,11 +252,11 @@ def test_no_secret_goes_over_plain_http_to_another_machine(
     servers: Servers, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A registry on this machine names a place elsewhere; one elsewhere, or behind a proxy, wants a password."""
-    far = GuardedRegistry(lambda _: False, 'Bearer realm="http://tokens.example/t"')
+    far = guarded(lambda _: False, 'Bearer realm="http://tokens.example/t"')
     registry = servers.start(far)
     with pytest.raises(DeniedError, match=r"tokens\.example wants a login over plain http"):
         opened(registry, logged_in(home, registry)).tags()
-    basic = servers.start(GuardedRegistry(lambda _: False, 'Basic realm="x"'))
+    basic = servers.start(guarded(lambda _: False, 'Basic realm="x"'))
     for name, value in (("proxy_of", "http://proxy.example"), ("is_loopback", None)):
         with monkeypatch.context() as patched:
             patched.setattr(f"envcheck.registry.logins.{name}", lambda _, value=value: value)
@@ -279,7 +265,7 @@ def test_no_secret_goes_over_plain_http_to_another_machine(
     monkeypatch.setattr("envcheck.registry.logins.is_loopback", lambda _: False)
     assert basic.logins == {None}
     # Whoever is on the way to it names a place with TLS (data-accelerator/dart#8).
-    tokens = servers.start(GuardedRegistry(lambda _: False, 'Bearer realm="https://tokens.example/t"'))
+    tokens = servers.start(guarded(lambda _: False, 'Bearer realm="https://tokens.example/t"'))
     with pytest.raises(DeniedError, match=r"127\.0\.0\.1.* wants a login over plain http"):
         opened(tokens, logged_in(home, tokens)).tags()
 
@@ -295,7 +281,7 @@ def test_a_registry_over_tls_sends_nobody_to_plain_http_or_to_this_machine(home:
 
 def test_a_login_does_not_follow_a_blob_to_another_host(servers: Servers, home: Path) -> None:
     other = servers.start(FakeRegistry())
-    registry = servers.start(GuardedRegistry(lambda request: request.login == BASIC, 'Basic realm="x"'))
+    registry = servers.start(guarded(lambda request: request.login == BASIC, 'Basic realm="x"'))
     repository = opened(registry, logged_in(home, registry))
     manifest = push_image(repository)
     layer = manifest.image().layers[0]
@@ -312,23 +298,11 @@ def test_a_login_does_not_follow_a_blob_to_another_host(servers: Servers, home: 
     assert (other.logins, tokens.requests) == ({None}, [])
 
 
-class Everything(logging.Handler):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep one line."""
-        self.lines.append(record.getMessage())
-
-
 @pytest.mark.parametrize("entry", [{"auth": ENCODED}, {"identitytoken": CANARY}])
 @pytest.mark.parametrize("scheme", ["basic", "bearer"])
 @pytest.mark.parametrize("status", [401, 400, 403, 404, 500])
 def test_no_message_exception_or_log_holds_a_secret(
-    servers: Servers, home: Path, entry: dict[str, str], scheme: str, status: int
+    servers: Servers, home: Path, caplog: pytest.LogCaptureFixture, entry: dict[str, str], scheme: str, status: int
 ) -> None:
     """Everything here repeats what it is sent, in its answers and in its headers."""
 
@@ -341,19 +315,12 @@ def test_no_message_exception_or_log_holds_a_secret(
     challenge = f'Bearer realm="{tokens.url}"' if scheme == "bearer" else 'Basic realm="x"'
     registry = servers.start(FakeRegistry(repeat))
     environ = log_in(home, auths={registry.netloc: entry})
-    handler, root = Everything(), logging.getLogger()
-    level = root.level
-    root.addHandler(handler)
-    root.setLevel(0)
-    try:
-        repository = opened(registry, environ)
-        with pytest.raises(EnvcheckError) as failed:
-            repository.manifest("latest")
-    finally:
-        root.removeHandler(handler)
-        root.setLevel(level)
-    result = "".join(traceback.format_exception(failed.value)) + "\n".join(handler.lines) + repr(vars(repository))
+    caplog.set_level(0)
+    repository = opened(registry, environ)
+    with pytest.raises(EnvcheckError) as failed:
+        repository.manifest("latest")
+    result = "".join(traceback.format_exception(failed.value)) + caplog.text + repr(vars(repository))
     result += repr(find_account(repository.reference, environ)) + str(registry.paths) + str(tokens.paths)
-    assert handler.lines
+    assert caplog.text
     assert CANARY not in result
     assert ENCODED not in result

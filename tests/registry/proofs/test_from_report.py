@@ -32,7 +32,6 @@ def refusal(report: RunReport, levels: dict[str, str] | None = None) -> str:
 
 
 def ending(report: RunReport, status: Any) -> RunReport:
-    """Return the report with this status of the check memlock."""
     outcomes = [structs.replace(one, status=status) if one.id == "memlock" else one for one in report.outcomes]
     return structs.replace(report, outcomes=outcomes, verdict=verdict(outcomes, report.mode))
 
@@ -211,7 +210,6 @@ def test_a_time_without_a_zone_is_refused(ended: str) -> None:
 
 
 def changed(**changes: Any) -> bytes:
-    """Return a statement of which one field of the predicate's envcheck part differs."""
     document = json.loads(statements.encode(proofs.stated()))
     for path, value in changes.items():
         *where, last = path.split("__")

@@ -1,4 +1,4 @@
-"""Which proof holds: every refusal, both sides of every limit, and what a newer failure takes back."""
+"""Which proof holds, and for which node: every refusal, both sides of every limit, what a newer failure takes back."""
 
 import dataclasses
 import datetime as dt
@@ -11,26 +11,23 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from envcheck.node.snapshot import Signal
+from envcheck.matrix.file.load import load
+from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.registry import envelope, publishing
 from envcheck.registry import statement as statements
 from envcheck.registry.attachments import RemoteImage
-from envcheck.registry.judge import DEFAULT, ListedProof, Policy
+from envcheck.registry.judge import ListedProof, NodeFacts, Policy, concerns, node_of, uncovered
 from envcheck.registry.publishing import UnprovableError, ran
-from envcheck.registry.statement import ProofRefusal, Rejection, Sha256, Statement, Subject
+from envcheck.registry.statement import ProofRefusal, Rejection, Sha256, Subject
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import TargetFacts
 from envcheck.signing import PrivateKey
 from tests import proofs
+from tests.builders import machine
 from tests.tables import each
 
 MINUTE: Final = dt.timedelta(minutes=1)
 ENDED: Final = proofs.NOW - 60 * MINUTE
-
-
-@pytest.fixture
-def policy(key: PrivateKey) -> Policy:
-    return structs.replace(DEFAULT, keys=(key.public,))
 
 
 def at(moment: dt.datetime) -> dict[str, str]:
@@ -48,15 +45,6 @@ def subjects(*digests: str) -> list[Subject]:
     return [Subject(name="x", digest=Sha256(sha256=digest.removeprefix("sha256:"))) for digest in digests]
 
 
-def of_another_payload(statement: Statement, key: PrivateKey) -> bytes:
-    """Return a bundle whose payload was changed after it was signed."""
-    text = proofs.bundle(statement, key)
-    other = envelope.sign(statements.encode(proofs.stated(tool="9")), statements.PAYLOAD_TYPE, key)
-    payload = re.search(rb'"payload":"[^"]*"', other)
-    assert payload is not None
-    return re.sub(rb'"payload":"[^"]*"', payload[0], text)
-
-
 def unfetched(refused: ProofRefusal) -> ListedProof:
     return ListedProof("sha256:0", Rejection(refused, "the registry said so"), lambda _: b"")
 
@@ -65,7 +53,9 @@ def unfetched(refused: ProofRefusal) -> ListedProof:
 REFUSED: Final[dict[ProofRefusal, Callable[[PrivateKey, PrivateKey], list[ListedProof]]]] = {
     ProofRefusal.NO_PROOF: lambda _k, _o: [],
     ProofRefusal.DANGLING: lambda _k, _o: [unfetched(ProofRefusal.DANGLING)],
-    ProofRefusal.TAMPERED: lambda k, _o: [proofs.attached(of_another_payload(proofs.stated(), k))],
+    ProofRefusal.TAMPERED: lambda k, _o: [
+        proofs.attached(proofs.exchanged(*(proofs.bundle(proofs.stated(tool=tool), k) for tool in "01")))
+    ],
     ProofRefusal.UNKNOWN_FORMAT: lambda _k, _o: [proofs.attached(b"{}")],
     ProofRefusal.WRONG_KEY: lambda _k, o: [proofs.attached(proofs.stated(), o)],
     ProofRefusal.WRONG_SUBJECT: lambda k, _o: [proofs.attached(proofs.stated(subject=subjects(proofs.OTHER)), k)],
@@ -96,29 +86,27 @@ def test_every_refusal_has_its_word(
     refusal: ProofRefusal, policy: Policy, key: PrivateKey, other_key: PrivateKey
 ) -> None:
     lying = REFUSED[refusal](key, other_key)
-    assert word(*lying, policy=structs.replace(policy, required=("memlock",)), node=proofs.H200) == refusal.value
+    assert word(*lying, policy=structs.replace(policy, required=("memlock",))) == refusal.value
     if lying:
         sound = proofs.attached(proofs.stated(), key)
-        whole = word(sound, policy=structs.replace(policy, required=("memlock",)), node=proofs.H200)
+        whole = word(sound, policy=structs.replace(policy, required=("memlock",)))
         assert whole is None
 
 
 def test_a_refusal_says_what_is_missing_and_what_the_policy_allows(policy: Policy, key: PrivateKey) -> None:
     proof = proofs.attached(proofs.stated(), key)
-    mistyped = proofs.judged(
-        proof, policy=structs.replace(policy, required=("memlockk", "site-check")), node=proofs.H200
-    )
+    mistyped = proofs.judged(proof, policy=structs.replace(policy, required=("memlockk", "site-check")))
     assert mistyped.refused is not None
     assert mistyped.refused.detail == "not among the passed checks: memlockk, site-check"
     old = proofs.attached(proofs.stated(**at(proofs.NOW - dt.timedelta(days=31))), key)
-    refused = proofs.judged(old, policy=policy, node=proofs.H200).refused
+    refused = proofs.judged(old, policy=policy).refused
     assert refused is not None
     assert "the policy allows 30 days" in refused.detail
     for attached, step in (
         ([proofs.attached(proofs.stated("cpu", **at(ENDED)), key)], 'for a trial write mode = "cpu" in [proof]'),
         ([], "run it, then `envcheck publish` its report"),
     ):
-        refused = proofs.judged(*attached, policy=policy, node=proofs.H200).refused
+        refused = proofs.judged(*attached, policy=policy).refused
         assert refused is not None
         assert refused.detail.endswith(step)
 
@@ -126,7 +114,7 @@ def test_a_refusal_says_what_is_missing_and_what_the_policy_allows(policy: Polic
 def test_a_proof_holds_and_says_who_signed_it(policy: Policy, key: PrivateKey, ecdsa_key: PrivateKey) -> None:
     allowed = structs.replace(policy, keys=(key.public, ecdsa_key.public))
     for by in (key, ecdsa_key):
-        result = proofs.judged(proofs.attached(proofs.stated(), by), policy=allowed, node=proofs.H200)
+        result = proofs.judged(proofs.attached(proofs.stated(), by), policy=allowed)
         assert result.chosen is not None
         assert result.chosen.signer == by.public.id
 
@@ -142,7 +130,7 @@ def test_a_proof_holds_and_says_who_signed_it(policy: Policy, key: PrivateKey, e
 )
 def test_both_sides_of_the_clock(after: dt.timedelta, refusal: str | None, policy: Policy, key: PrivateKey) -> None:
     proof = proofs.attached(proofs.stated(), key)
-    assert word(proof, policy=policy, node=proofs.H200, now=ENDED + after) == refusal
+    assert word(proof, policy=policy, now=ENDED + after) == refusal
 
 
 def test_no_node_is_asked_about(policy: Policy, key: PrivateKey) -> None:
@@ -171,7 +159,7 @@ def test_a_newer_failure_takes_back_what_it_says_something_about(
 ) -> None:
     fail = proofs.failed(proofs.stated(**changes), **at(ENDED + MINUTE))
     lying = [proofs.attached(proofs.stated(), key), proofs.attached(fail, key)]
-    result = proofs.judged(*lying, policy=policy, node=proofs.H200)
+    result = proofs.judged(*lying, policy=policy)
     assert (result.chosen is None) == (refusal is not None)
     assert {each.refused.reason.value for each in result.judged if each.refused} >= ({refusal} if refusal else set())
 
@@ -182,7 +170,7 @@ def test_the_newer_one_counts_and_at_the_same_second_the_failure(
 ) -> None:
     fail = proofs.failed(proofs.stated(), **at(ENDED + dt.timedelta(seconds=seconds)))
     lying = [proofs.attached(fail, key), proofs.attached(proofs.stated(), key)]
-    result = proofs.judged(*lying, policy=policy, node=proofs.H200)
+    result = proofs.judged(*lying, policy=policy)
     of_pass = next(each for each in result.judged if each.statement and each.statement.passed)
     assert (of_pass.refused.reason.value if of_pass.refused else None) == refusal
 
@@ -203,7 +191,7 @@ def test_only_a_check_that_failed_takes_back_and_at_its_own_level(policy: Policy
         changes: dict[str, Any] = {} if passed is None else {"passed_tests": passed}
         stated = proofs.stated(level=level, **changes)
         pair = [proofs.attached(stated, key), proofs.attached(newer, key)]
-        result = proofs.judged(*pair, policy=quick, node=proofs.H200)
+        result = proofs.judged(*pair, policy=quick)
         [older] = [one for one in result.judged if one.statement and one.statement.passed]
         assert (older.refused.reason.value if older.refused else None) == expected, (level, expected)
         if older.refused:
@@ -215,9 +203,9 @@ def test_a_failure_by_a_key_that_is_not_allowed_takes_nothing_back(
 ) -> None:
     passed = proofs.attached(proofs.stated(), key)
     fail = proofs.failed(proofs.stated(), **at(ENDED + MINUTE))
-    assert word(passed, proofs.attached(fail, other_key), policy=policy, node=proofs.H200) is None
+    assert word(passed, proofs.attached(fail, other_key), policy=policy) is None
     elsewhere = structs.replace(fail, subject=subjects(proofs.OTHER))
-    assert word(passed, proofs.attached(elsewhere, key), policy=policy, node=proofs.H200) is None
+    assert word(passed, proofs.attached(elsewhere, key), policy=policy) is None
 
 
 def later_schema(by: PrivateKey, ended: str | None, image: str = proofs.MANIFEST, kind: str = "") -> ListedProof:
@@ -237,17 +225,17 @@ def test_a_newer_statement_that_cannot_be_read_may_be_a_failure(
     at_once = later_schema(key, statements.written(ENDED))
     later = [later_schema(key, after), later_schema(key, None), later_schema(key, after, kind="later/2")]
     for unread in (at_once, *later):
-        assert word(proof, unread, policy=policy, node=proofs.H200) == "failed-since"
+        assert word(proof, unread, policy=policy) == "failed-since"
     older = later_schema(key, statements.written(ENDED - MINUTE))
     for harmless in (*others, older, later_schema(other_key, after), later_schema(key, after, proofs.OTHER)):
-        assert word(proof, harmless, policy=policy, node=proofs.H200) is None
+        assert word(proof, harmless, policy=policy) is None
 
 
 def test_the_newest_that_holds_is_chosen_and_the_others_are_listed(policy: Policy, key: PrivateKey) -> None:
     old, new = proofs.stated(tool="old"), proofs.stated(tool="new", **at(ENDED + MINUTE))
     newer_and_less = proofs.stated(tool="less", level="quick", **at(ENDED + 2 * MINUTE))
     lying = [proofs.attached(each, key) for each in (old, newer_and_less, new)]
-    result = proofs.judged(*lying, unfetched(ProofRefusal.DANGLING), policy=policy, node=proofs.H200)
+    result = proofs.judged(*lying, unfetched(ProofRefusal.DANGLING), policy=policy)
     assert result.chosen is not None
     assert result.chosen.statement is not None
     assert result.chosen.statement.facts.tool == "new"
@@ -276,11 +264,11 @@ def test_todays_limits_are_held_against_the_evidence(policy: Policy, key: Privat
         return structs.replace(report, snapshot=dataclasses.replace(report.snapshot, gpus=gpus))
 
     stale = evidence_of(worn, key)
-    result = proofs.judged(stale, policy=policy, node=proofs.H200)
+    result = proofs.judged(stale, policy=policy)
     assert result.refused is not None
     assert result.refused.reason is ProofRefusal.STALE_LIMITS
     assert "row-remap pass then, fail now" in result.refused.detail
-    assert word(stale, policy=structs.replace(policy, rejudge=False), node=proofs.H200) is None
+    assert word(stale, policy=structs.replace(policy, rejudge=False)) is None
 
 
 def test_warnings_are_those_of_today_whatever_the_report_was_edited_to(policy: Policy, key: PrivateKey) -> None:
@@ -291,24 +279,22 @@ def test_warnings_are_those_of_today_whatever_the_report_was_edited_to(policy: P
     assert statement.predicate.result == "PASSED"
     lying = ListedProof("sha256:1", proofs.bundle(statement, key), lambda _: packed.content)
     strict = structs.replace(policy, warnings="refuse")
-    assert word(lying, policy=strict, node=proofs.H200) == "stale-limits"
-    assert word(lying, policy=policy, node=proofs.H200) is None
+    assert word(lying, policy=strict) == "stale-limits"
+    assert word(lying, policy=policy) is None
 
 
 def test_what_the_policy_requires_must_pass_today_too(policy: Policy, key: PrivateKey) -> None:
     statement = proofs.stated()
     passed = [*statement.predicate.passed_tests, "driver-branch"]
     claimed = proofs.attached(proofs.stated(result="PASSED", passed_tests=passed, warned_tests=[]), key)
-    assert word(claimed, policy=structs.replace(policy, required=("memlock",)), node=proofs.H200) is None
-    assert (
-        word(claimed, policy=structs.replace(policy, required=("driver-branch",)), node=proofs.H200) == "stale-limits"
-    )
+    assert word(claimed, policy=structs.replace(policy, required=("memlock",))) is None
+    assert word(claimed, policy=structs.replace(policy, required=("driver-branch",))) == "stale-limits"
 
 
 def test_a_report_that_was_edited_after_signing_is_tampered(policy: Policy, key: PrivateKey) -> None:
     edited = evidence_of(lambda report: structs.replace(report, boot="x"), key, edit=True)
-    assert word(edited, policy=policy, node=proofs.H200) == "tampered"
-    assert word(evidence_of(lambda report: report, key, edit=True), policy=policy, node=proofs.H200) is None
+    assert word(edited, policy=policy) == "tampered"
+    assert word(evidence_of(lambda report: report, key, edit=True), policy=policy) is None
 
 
 def test_the_words_are_stable_listed_and_tested() -> None:
@@ -372,3 +358,117 @@ def test_what_fits_two_images_is_open() -> None:
     with pytest.raises(UnprovableError, match="fits 2 images"):
         ran(of(index_digest=INDEX), [AMD, twin])
     assert ran(of(index_digest=INDEX, config_digest=AMD.config), [AMD, twin]) == AMD
+
+
+H100 = proofs.H100
+
+
+def word_of(node: NodeFacts, **changes: Any) -> str | None:
+    refused = uncovered(proofs.h100x8(**changes).facts, node, load())
+    return refused.reason.value if refused else None
+
+
+@each(
+    "node, refusal",
+    [
+        (proofs.NODE, None),
+        (structs.replace(proofs.NODE, models=("H100",)), None),
+        (structs.replace(proofs.NODE, models=("NVIDIA H100 PCIe",)), None),  # one model of the matrix
+        (structs.replace(proofs.NODE, models=("NVIDIA H200",)), "wrong-gpu"),
+        (structs.replace(proofs.NODE, models=("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB")), "wrong-gpu"),
+        (structs.replace(proofs.NODE, models=("?",)), "wrong-gpu"),
+        (structs.replace(proofs.NODE, models=("NVIDIA H100-1-10C",)), "wrong-gpu"),  # a slice of one
+        (structs.replace(proofs.NODE, models=(), gpus=0), "wrong-gpu"),
+        (structs.replace(proofs.NODE, mig=True), "wrong-gpu"),
+        (structs.replace(proofs.NODE, gpus=1), None),
+        (structs.replace(proofs.NODE, gpus=9), "too-few-gpus"),
+        (structs.replace(proofs.NODE, driver="570.124.05"), "driver-too-old"),
+        (structs.replace(proofs.NODE, driver="570.26"), "driver-too-old"),  # per field: 26 < 124
+        (structs.replace(proofs.NODE, driver="570.124.07"), None),
+        (structs.replace(proofs.NODE, driver="580.65.06"), None),
+        (structs.replace(proofs.NODE, driver=""), "driver-unsupported"),
+        (structs.replace(proofs.NODE, driver="new"), "driver-unsupported"),
+        (structs.replace(proofs.NODE, driver=None), None),
+        (structs.replace(proofs.NODE, arch="aarch64"), "wrong-arch"),
+        (structs.replace(proofs.NODE, arch=""), "wrong-arch"),
+        (structs.replace(proofs.NODE, arch=None), None),
+    ],
+)
+def test_each_axis_is_held_against_the_node(node: NodeFacts, refusal: str | None) -> None:
+    assert word_of(node) == refusal
+
+
+def test_a_model_that_the_matrix_lacks_is_compared_by_the_letter() -> None:
+    node = structs.replace(proofs.NODE, models=("NVIDIA Made-Up 9000",))
+    assert word_of(node, gpu="NVIDIA Made-Up 9000") is None
+    assert word_of(node, gpu="NVIDIA Made-Up 9001") == "wrong-gpu"
+    assert word_of(proofs.NODE, gpu="NVIDIA H100-1-10C") == "wrong-gpu"
+
+
+def test_the_resolver_of_today_must_still_say_yes() -> None:
+    """R590 no longer drives Volta, whatever was proven on an older driver."""
+    v100 = structs.replace(proofs.NODE, models=("Tesla V100-SXM2-32GB",), gpus=1)
+    old = {"gpu": "Tesla V100-SXM2-32GB", "cc": "7.0", "cell": "torch2.8.0-cu126-py312", "driver": "570.124.06"}
+    assert word_of(v100, **old) is None
+    assert word_of(structs.replace(v100, driver="590.44.01"), **old) == "driver-unsupported"
+    assert word_of(proofs.NODE, cell="torch2.8.0-cu999-py312") == "driver-unsupported"
+    assert word_of(proofs.NODE, cell=None) == "driver-unsupported"
+    assert word_of(proofs.NODE, cell="torch0.1.0-cu128-py312") == "driver-unsupported"
+
+
+def test_forward_compatibility_is_proven_for_its_branch_alone() -> None:
+    """CUDA 13 on R570 needs cuda-compat; on R580 it needs none."""
+    forward = {"cell": "torch2.14.1-cu130-py312", "driver": "570.124.06"}
+    assert word_of(proofs.NODE, **forward) is None
+    assert word_of(structs.replace(proofs.NODE, driver="570.172.08"), **forward) is None
+    assert word_of(structs.replace(proofs.NODE, driver="580.65.06"), **forward) == "driver-unsupported"
+    unlisted = {**forward, "driver": "555.42.02"}  # cuda-compat does not work on R555
+    assert word_of(structs.replace(proofs.NODE, driver="555.42.02"), **unlisted) == "driver-unsupported"
+    assert word_of(proofs.NODE, **unlisted) == "driver-unsupported"
+    native = {**forward, "driver": "580.65.06"}
+    assert word_of(structs.replace(proofs.NODE, driver="580.65.06"), **native) is None
+    assert word_of(structs.replace(proofs.NODE, driver="570.124.06"), **native) == "driver-too-old"
+
+
+def test_a_run_on_a_cpu_covers_its_architecture() -> None:
+    facts = proofs.stated("cpu").facts
+    assert uncovered(facts, NodeFacts(arch="x86_64"), load()) is None
+    assert uncovered(facts, proofs.NODE, load()) is None
+    refused = uncovered(facts, NodeFacts(arch="aarch64"), load())
+    assert refused is not None
+    assert refused.reason.value == "wrong-arch"
+
+
+def test_the_node_is_read_off_its_snapshot() -> None:
+    assert node_of(machine("h100x8")) == structs.replace(
+        proofs.NODE, driver=machine("h100x8").signal("driver.version").value
+    )
+    assert node_of(machine("mig")).mig
+    assert len(node_of(machine("mixed")).models) == 2
+    assert node_of(machine("cpu")).gpus == 0
+    assert node_of(Snapshot()) == NodeFacts((), 0, "", "", mig=False)
+    assert node_of(proofs.recorded("h200x1").snapshot) == proofs.H200
+
+
+@each(
+    "node, changes, does",
+    [
+        (proofs.NODE, {}, True),
+        (proofs.NODE, {"gpus": 1}, True),
+        (structs.replace(proofs.NODE, gpus=1), {}, True),
+        (structs.replace(proofs.NODE, driver="570.124.05"), {}, False),
+        (structs.replace(proofs.NODE, driver="580.65.06"), {}, True),
+        (structs.replace(proofs.NODE, driver=None), {}, True),
+        (structs.replace(proofs.NODE, driver="new"), {}, True),
+        (proofs.NODE, {"driver": None}, True),
+        (proofs.NODE, {"gpu": None}, True),
+        (proofs.NODE, {"mode": "unknown", "gpu": None, "gpus": 0}, True),
+        (structs.replace(proofs.NODE, models=("NVIDIA H200",)), {}, False),
+        (structs.replace(proofs.NODE, mig=True), {}, False),
+        (structs.replace(proofs.NODE, arch="aarch64"), {}, False),
+    ],
+)
+def test_a_failed_run_concerns_the_same_gpus_on_its_driver_or_a_newer_one(
+    node: NodeFacts, changes: dict[str, Any], does: object
+) -> None:
+    assert concerns(proofs.h100x8(**changes).facts, node, load()) is does

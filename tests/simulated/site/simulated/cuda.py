@@ -1,6 +1,6 @@
 """torch.cuda as the simulated GPUs have it: events and streams on their clock, properties, memory, devices."""
 
-# ruff: noqa: ARG002, ARG005, D102, EM101, FBT001, FBT002, PLC0415, PLW0108, SLF001, TRY003 (torch names them so)
+# ruff: noqa: ARG002, ARG005, EM101, FBT001, FBT002, PLC0415, PLW0108, SLF001, TRY003 (torch names them so)
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `site render` takes and what it refuses, with why: all before anybody is asked."""
+"""What `site render` takes and refuses, before anybody is asked, and what it makes of a site that is there."""
 
 import shutil
 from pathlib import Path
@@ -10,10 +10,9 @@ from click.testing import CliRunner, Result
 from envcheck.cli import cli
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.site import Tls
+from envcheck.mirrors.site import Tls, write
 from envcheck.mirrors.site_sources import cache_sizes, check_certificate
-from tests.certificates import Certificate, openssl
-from tests.mirrors.site.upstreams import free_port
+from tests.certificates import Certificate, resigned, self_signed
 from tests.tables import each
 
 LINK = ("--link", "https://x.example")
@@ -25,7 +24,6 @@ def render(site: Path, *options: str) -> Result:
 
 @pytest.fixture
 def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no request be made."""
 
     def get(_client: Client, url: str, *_arguments: object) -> None:
         pytest.fail(f"{url} was asked")
@@ -78,7 +76,7 @@ def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def test_who_cannot_be_asked_is_named(tmp_path: Path) -> None:
-    at = f"127.0.0.1:{free_port('127.0.0.1')}"
+    at = "127.0.0.1:9"
     (tmp_path / "dead.yaml").write_text(f"pypi: [{{url: 'http://{at}/simple'}}]\n")
     done = render(tmp_path / "site", "--no-pytorch", "--mirror", str(tmp_path / "dead.yaml"))
     assert isinstance(done.exception, UnavailableError)
@@ -92,27 +90,11 @@ def test_sizes_are_shares_of_the_disk(tmp_path: Path, monkeypatch: pytest.Monkey
     assert cache_sizes(tmp_path, 10**12, 0) == (10**12, 0)
 
 
-def expired(authority: Certificate, to: Path) -> Path:
-    request, ca = to / "request.pem", authority.ca
-    subject = ("-subj", "/CN=mirror", "-addext", "subjectAltName=IP:127.0.0.1")
-    openssl(to, "req", "-new", "-key", authority.key, *subject, "-out", request)
-    sign = ("-CA", ca, "-CAkey", ca.with_name("ca.key"), "-copy_extensions", "copy", "-days", "-1")
-    openssl(to, "x509", "-req", "-in", request, *sign, "-set_serial", "7", "-out", to / "old.pem")
-    return to / "old.pem"
-
-
-def stranger(to: Path) -> tuple[Path, Path]:
-    key, ca = to / "other.key", to / "other.pem"
-    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=127.0.0.1")
-    names = ("-addext", "subjectAltName=IP:127.0.0.1")
-    openssl(to, "req", "-x509", *new, *names, "-keyout", key, "-out", ca)
-    return ca, key
-
-
 def test_a_certificate_that_clients_would_not_take_is_said(authority: Certificate, tmp_path: Path) -> None:
     own = Tls(certificate=str(authority.certificate), key=str(authority.key))
-    other, key = stranger(tmp_path)
-    old = Tls(certificate=str(expired(authority, tmp_path)), key=own.key)
+    (tmp_path / "old").mkdir()
+    other, expired = self_signed(tmp_path, "127.0.0.1"), resigned(authority.ca, tmp_path / "old", "127.0.0.1", days=-1)
+    old = Tls(certificate=str(expired.certificate), key=str(expired.key))
     for ca in (authority.ca, None):
         check_certificate(own, "127.0.0.1", ca)
         check_certificate(own, "localhost", ca)
@@ -121,14 +103,14 @@ def test_a_certificate_that_clients_would_not_take_is_said(authority: Certificat
             (own, "mirror.example", "mismatch"),
             (old, "127.0.0.1", "certificate has expired"),
             (Tls(certificate=own.key, key=own.certificate), "localhost", ""),
-            (Tls(certificate=own.certificate, key=str(key)), "localhost", "MISMATCH"),
+            (Tls(certificate=own.certificate, key=str(other.key)), "localhost", "MISMATCH"),
             (own, ".x", ""),
         ):
             with pytest.raises(ConfigError, match=f"clients would refuse .* for {name}.*{says}"):
                 check_certificate(tls, name, ca)
     with pytest.raises(ConfigError, match="clients would refuse"):
-        check_certificate(own, "127.0.0.1", other)
-    check_certificate(Tls(certificate=str(other), key=str(key)), "127.0.0.1", other)
+        check_certificate(own, "127.0.0.1", other.ca)
+    check_certificate(Tls(certificate=str(other.certificate), key=str(other.key)), "127.0.0.1", other.ca)
 
 
 def test_render_holds_the_certificate_against_the_name(authority: Certificate, tmp_path: Path) -> None:
@@ -141,3 +123,83 @@ def test_render_holds_the_certificate_against_the_name(authority: Certificate, t
     assert "https://127.0.0.1 (https://github.com/pypa/pip/issues/12906)" in done.stderr
     named = render(tmp_path / "site", *LINK, *tls, "--name", "localhost")
     assert (named.exception, "pypa/pip" in named.stderr) == (None, False)
+
+
+def rendered(site: Path, *options: str) -> str:
+    done = render(site, "--no-pytorch", *LINK, *options)
+    assert done.exception is None, done.output
+    return done.output
+
+
+def files(site: Path) -> set[str]:
+    return {str(path.relative_to(site)) for path in site.rglob("*") if path.is_file()}
+
+
+def test_a_render_with_other_options_leaves_nothing_of_the_earlier_one(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    more = ("--registry", "docker.io=https://registry.example", "--sync", "main=rsync://other.example/main")
+    rendered(first, *more)
+    for name in ("cache/files/a", "logs/access.json", "public/static/main", "systemd/mine.conf"):
+        (first / name).write_text("mine")
+    assert "systemd/envcheck-mirror-registry-docker.io.service" in files(first)
+    assert "4 of an earlier render removed" not in rendered(first, *more)
+    assert "removed" in rendered(first, "--no-hf")
+    rendered(second, "--no-hf")
+    mine = {"cache/files/a", "logs/access.json", "public/static/main", "systemd/mine.conf"}
+    assert files(first) == files(second) | mine
+    assert not (first / "registry").exists()
+    assert not (first / "olah").exists()
+
+
+def test_what_a_person_edited_is_kept_and_said(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    rendered(site)
+    conf, olah = site / "nginx/nginx.conf", site / "olah/olah.toml"
+    made = conf.read_text()
+    for path in (conf, olah):
+        path.write_text(path.read_text() + "# mine\n")
+    text = rendered(site, "--no-hf")
+    assert (site / "nginx/nginx.conf.edited").read_text() == made + "# mine\n"
+    assert (site / "olah/olah.toml.edited").read_text().endswith("# mine\n")
+    assert "# mine" not in conf.read_text()
+    assert not olah.exists()
+    assert f"{conf} was edited: renamed to {conf}.edited" in text
+    assert f"{olah} was edited" in text
+    assert "was edited" not in rendered(site, "--no-hf")
+    conf.write_text("# again\n")
+    rendered(site, "--no-hf")
+    assert (site / "nginx/nginx.conf.edited1").read_text() == "# again\n"
+    assert (site / "nginx/nginx.conf.edited").read_text() == made + "# mine\n"
+
+
+@pytest.mark.parametrize("message", ["", "[]", '{"../outside": "0", "inside": "0"}'])
+def test_a_manifest_that_says_something_else_removes_nothing_outside(tmp_path: Path, message: str) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    write(tmp_path / "site", {"site.json": "{}", "inside": "1"})
+    (tmp_path / "site/rendered.json").write_text(message)
+    write(tmp_path / "site", {"site.json": "{}"})
+    assert outside.read_text() == "mine"
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(ConfigError, match="not a mirror site"):
+        write(tmp_path, {"site.json": "{}"})
+
+
+def test_clients_have_a_profile_of_the_site(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n")
+    site, more = tmp_path / "site", ("--registry", "docker.io=https://registry.example", "--port", "9000")
+    rendered(site, *more, "--ca", str(tmp_path / "ca.pem"), "--store", str(tmp_path / "store"))
+    assert "http://127.0.0.1:9000/static/store/simple" in (site / "client.yaml").read_text()
+    for form, shown in {
+        "pip": "http://127.0.0.1:9000/pypi/simple",
+        "uv": "http://127.0.0.1:9000/pypi/simple",
+        "hf": "http://127.0.0.1:9001",
+        "daemon": '"http://127.0.0.1:9002"',
+        "buildkitd": 'mirrors = ["127.0.0.1:9002"]',
+        "registries": 'location = "127.0.0.1:9002"',
+    }.items():
+        done = CliRunner().invoke(cli, ["mirror", "show", str(site / "client.yaml"), "--format", form])
+        assert (done.exception, shown in done.output) == (None, True), done.output
