@@ -6,11 +6,10 @@ A body may hold a secret too, such as a refresh token, so it follows no redirect
 
 import contextlib
 import io
-import os
 import ssl
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -47,7 +46,7 @@ class _SentRequest(Secret, frozen=True):
 
     method: str
     headers: Mapping[str, str]
-    body: bytes | Path
+    body: bytes
     login: Login | None
 
 
@@ -83,13 +82,13 @@ class Client:
         url: str,
         headers: Mapping[str, str] | None = None,
         *,
-        body: bytes | Path = b"",
+        body: bytes = b"",
         login: Login | None = None,
     ) -> HttpResponse:
         """Send a request and return the response at the end of the redirects, its body unread.
 
-        A file is sent as it is read. `login` comes before the logins of the client. Raise NetworkError if there is no
-        response, or if what is no GET or HEAD is redirected to another origin.
+        `login` comes before the logins of the client. Raise NetworkError if there is no response, or if what is no GET
+        or HEAD is redirected to another origin.
         """
         hosts: list[str] = []
         request = _SentRequest(method, headers or {}, body, login)
@@ -128,11 +127,13 @@ class Client:
                 if (header := login.header(url)) is not None:
                     sent["Authorization"] = header
                     break
-            with _opened(request) as (options, size):
-                timeout = Timeout(connect=self._connect, read=self._read + size / _DIGESTED)
-                sent |= {} if request.method in _BODILESS else {"Content-Length": str(size)}
-                options |= {"redirect": False, "preload_content": False, "timeout": timeout}
-                response = self._pool(url).request(request.method, url, headers=sent, **options)
+            size = len(request.body)
+            timeout = Timeout(connect=self._connect, read=self._read + size / _DIGESTED)
+            sent |= {} if request.method in _BODILESS else {"Content-Length": str(size)}
+            options: dict[str, Any] = {"redirect": False, "preload_content": False, "timeout": timeout}
+            # Sent in blocks: bytes would have to leave within one timeout, however many they are.
+            options |= {"body": io.BytesIO(request.body)} if size else {}
+            response = self._pool(url).request(request.method, url, headers=sent, **options)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             failure = network_error(error, url)
             with self._lock:  # requests that wait at the same time are one round
@@ -165,15 +166,6 @@ def hub_client(profile: Profile, *more_endpoints: str, probes: bool = False, **o
     ca = Path(profile.ca) if profile.ca else None
     within = named_hosts(profile) if profile.closed and not probes else None
     return Client(ca=ca, logins=logins(profile, *more_endpoints), within=within, **options)
-
-
-@contextlib.contextmanager
-def _opened(request: _SentRequest) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield the options of a request that send its body from the beginning, and how many bytes it has."""
-    with io.BytesIO(request.body) if isinstance(request.body, bytes) else request.body.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        yield {"body": file} if size else {}, size
 
 
 def _next_hop(request: _SentRequest, url: str, target: str, status: int) -> str:
