@@ -172,6 +172,8 @@ def line_and_code(error: Exception) -> tuple[str, int]:
     """Return what is said of an error that ends a command, and its exit code."""
     if isinstance(error, EnvcheckError):
         return str(error), error.exit_code
+    if isinstance(error, MemoryError):
+        return "no memory is left; raise its limit (ulimit -v, a cgroup's), or end others", UnavailableError.exit_code
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         code = (UnavailableError if error.errno in FULL else ConfigError).exit_code

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from envcheck.cli import Settings
 from envcheck.cli.options import architecture
-from envcheck.cli.shared.process import stopping, wrapped
+from envcheck.cli.shared.process import SILENT, beating, stopping, wrapped
 from envcheck.data import data_path, state_path
 from envcheck.errors import UnavailableError
 from envcheck.images import wheels
@@ -35,8 +35,6 @@ _MEND: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space (`envcheck store gc`), or choose another directory"),
     errno.EIO: "the disk fails: move the store to another; `envcheck store release CELL` fetches lost files again",
 }
-# Standard error gets a line after this many seconds without one.
-_SILENT: Final = 5.0
 # What prints a line, and what is told the bytes that are there and all of them.
 Progress = tuple[Callable[[str], None], Callable[[int, int], None]]
 
@@ -74,7 +72,7 @@ def tell_choice(settings: Settings, mirror: str) -> None:
 
 def probed_profile(settings: Settings, locks: Iterable[Lock]) -> Profile:
     """Return a profile of the mirrors that pass a probe for the locks; print which comes first, and why."""
-    with beating(settings, "mirrors are probed"):
+    with beating("mirrors are probed", quiet=settings.quiet):
         profile, reasons = probe.choose(probe.lock_targets(wheels.locked_packages(locks)), probe.default_mirrors())
     first = {line.partition(": ")[0]: line for line in reversed(reasons)}
     if not settings.quiet:
@@ -82,22 +80,6 @@ def probed_profile(settings: Settings, locks: Iterable[Lock]) -> Profile:
         for line in (line for line in reasons if line not in first.values()):
             click.echo(wrapped(line, "  ", "    "), err=True)
     return profile
-
-
-@contextlib.contextmanager
-def beating(settings: Settings, text: str) -> Iterator[None]:
-    """Say what goes on whenever some seconds have passed, until the block ends; nothing if quiet."""
-    ended, began = threading.Event(), time.monotonic()
-
-    def beat() -> None:
-        while not (settings.quiet or ended.wait(_SILENT)):
-            click.echo(f"  ... {text}, {time.monotonic() - began:.0f} s", err=True)
-
-    threading.Thread(target=beat, daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
 
 
 def format_bytes(size: int) -> str:
@@ -134,7 +116,7 @@ def progress_bar(settings: Settings, title: str) -> Iterator[Progress]:
         told = [time.monotonic()]
 
         def tell(there: int, all_: int) -> None:
-            if time.monotonic() - told[0] >= _SILENT:
+            if time.monotonic() - told[0] >= SILENT:
                 told[0] = time.monotonic()
                 click.echo(f"  ... {format_bytes(there)} of {format_bytes(all_)}", err=True)
 

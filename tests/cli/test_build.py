@@ -163,7 +163,7 @@ def test_a_package_that_its_marker_excludes_is_left_out_and_named(tmp_path: Path
 def test_a_build_names_its_steps_whole_and_is_never_silent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "_SILENT", 0.05)
+    monkeypatch.setattr(progress, "SILENT", 0.05)
     told = ""
 
     def so_far(last: str) -> int:

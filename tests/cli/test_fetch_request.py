@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.cli import Settings, sources
+from envcheck.cli.shared import process
 from envcheck.cli.sources import locked_cells
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
@@ -48,7 +49,7 @@ def test_the_locks_come_with_the_wheel(tmp_path: Path) -> None:
         wheel.extractall(tmp_path / "site")
     [info] = (tmp_path / "site").glob("*.dist-info")
     programs = (info / "entry_points.txt").read_text().splitlines()
-    assert {f"{name} = envcheck.cli:main" for name in ("envcheck", "torch-envcheck")} <= {*programs}
+    assert {f"{name} = envcheck.__main__:main" for name in ("envcheck", "torch-envcheck")} <= {*programs}
     profile = tmp_path / "profile.yaml"
     profile.write_text(
         "name: t\nclosed: true\npypi: [{url: 'http://127.0.0.1:9'}]\npytorch: [{url: 'http://127.0.0.1:9'}]\n"
@@ -82,7 +83,7 @@ def test_a_fetch_into_the_store_says_its_bytes_every_five_seconds_in_a_log(
 def test_a_probe_before_a_build_is_not_silent_for_long(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, quiet: bool
 ) -> None:
-    monkeypatch.setattr(sources, "_SILENT", 0.02)
+    monkeypatch.setattr(process, "SILENT", 0.02)
     monkeypatch.setattr(probe, "default_mirrors", list)
     monkeypatch.setattr(probe, "choose", lambda *_: (threading.Event().wait(0.15), (Profile(name="best"), []))[1])
     assert sources.probed_profile(Settings(None, verbose=False, quiet=quiet), []).name == "best"

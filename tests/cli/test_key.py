@@ -1,6 +1,7 @@
 """`envcheck key new`: two files, an id, and a password that only the user knows."""
 
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from envcheck import signing
 from envcheck.cli import cli
 from envcheck.cli.commands import store as command_module
 from envcheck.errors import ConfigError
+from tests.processes import ran
 from tests.tables import each
 
 
@@ -30,6 +32,12 @@ def test_it_writes_a_pair_and_prints_its_id(tmp_path: Path) -> None:
     repeated = new(tmp_path / "release")
     assert isinstance(repeated.exception, ConfigError)
     assert repeated.exception.exit_code == 2
+
+
+def test_a_password_is_not_asked_for_where_standard_input_is_closed(tmp_path: Path) -> None:
+    command = f"exec '{sys.executable}' -m envcheck key new --password '{tmp_path}/key' <&-"
+    done = ran(["sh", "-c", command])
+    assert (done.returncode, "is not a terminal" in done.stderr) == (2, True), done.stderr
 
 
 def test_a_password_is_asked_for_or_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.cli import cli
+from envcheck.cli import cli, line_and_code
 from envcheck.cli.commands import resolve
 from envcheck.cli.shared.process import LONGEST_LINE, last_line, print_json, stopping
 from envcheck.matrix.resolver.query import Query
@@ -147,6 +147,30 @@ def test_a_signal_ends_a_command_with_its_number(run: Run, monkeypatch: pytest.M
         signal.signal(number, inherited)
     assert (code, output, line.strip()) == (128 + number, "", "envcheck: interrupted")
     assert stop.wait(5)
+
+
+def test_a_key_that_ends_envcheck_while_it_is_imported_shows_no_traceback(tmp_path: Path) -> None:
+    tmp_path.joinpath("click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    start = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # whoever runs this may ignore it
+    code = f"{start}; from envcheck.__main__ import main; main()"
+    done = ran([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+def test_what_the_parent_ignored_or_blocked_hides_no_exit_code() -> None:
+    def left_so() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+    shell = r"grep -q 'SigBlk:\s*0*$' /proc/self/status && exit 7"
+    command = [sys.executable, "-m", "envcheck", "watch", "sh", "-c", shell]
+    done = subprocess.run(command, preexec_fn=left_so, capture_output=True, check=False)
+    assert done.returncode == 7, done.stderr
+
+
+def test_no_memory_is_no_internal_error() -> None:
+    line, code = line_and_code(MemoryError())
+    assert (code, "internal error" in line, "ulimit -v" in line) == (3, False, True)
 
 
 def test_a_signal_that_is_ignored_stays_ignored_as_under_nohup(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,14 @@
 """What a registry, a proof or a file of logins may hold to end a command badly, or to speak for it at a terminal."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from envcheck.cli.commands.share import local_tag
+from envcheck.cli.shared import process
 from envcheck.registry import repository as repositories
 from envcheck.registry.attachments import attach
 from envcheck.registry.choosing import ChosenImage
@@ -111,6 +113,15 @@ def test_a_list_of_tags_without_an_end_is_refused(
     status, message = lied.run("pull", "--from", lied.name, "--policy", lied.policy)
     assert (status, "more than 1000 tags" in message) == (3, True), message
     assert len(registry.requests) - before == 4
+
+
+def test_a_pull_that_takes_long_says_what_it_does(
+    lied: Site, fake: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "SILENT", 0.01)
+    fake.fault = lambda _request: (threading.Event().wait(0.1), None)[1]
+    _, said = lied.run("pull", "--from", lied.name, "--policy", lied.policy, "--gpu", "H100", "--dry-run")
+    assert f"  ... the images of {lied.name} are looked at; a CELL makes it fewer, 0 s\n" in said
 
 
 def test_what_no_tag_can_be_is_no_local_tag() -> None:

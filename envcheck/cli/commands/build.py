@@ -18,7 +18,7 @@ from envcheck.cli.building.request import BuildOptions, BuildRequest
 from envcheck.cli.commands.images import running_here
 from envcheck.cli.commands.resolve import active_python, fill
 from envcheck.cli.options import command_with
-from envcheck.cli.shared.process import last_line, print_json
+from envcheck.cli.shared.process import SILENT, last_line, print_json
 from envcheck.cli.sources import format_bytes, open_store, prefetched_wheels, probed_profile, tell_choice
 from envcheck.counting import counted
 from envcheck.data import rendered, state_path
@@ -41,8 +41,6 @@ from envcheck.mirrors.store.objects import Store
 from envcheck.node import collect
 from envcheck.reports import phrases
 
-# The last line is printed again after this many seconds without a new one.
-_SILENT: Final = 5.0
 # What uv says of each file of more than 1 MiB.
 _FETCHED: Final = re.compile(r"\s*Download(?P<how>ing|ed) (?P<name>\S+)(?: \((?P<size>[\d.]+)(?P<unit>[KMG])iB\))?\s*")
 _UNITS: Final = {"K": 2**10, "M": 2**20, "G": 2**30}
@@ -79,8 +77,8 @@ class _Voice:
 
     def beat(self, ended: threading.Event) -> None:
         """Tell the last line again whenever nothing new was printed for some seconds."""
-        while not ended.wait(_SILENT / 5):
-            if not self._verbose and time.monotonic() - self._heard >= _SILENT:
+        while not ended.wait(SILENT / 5):
+            if not self._verbose and time.monotonic() - self._heard >= SILENT:
                 self._tell(f"... {last_line(self._last)}")
 
     def _tell(self, line: str) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from envcheck import signing
 from envcheck.cli import Settings
 from envcheck.cli.options import Argument, Option, command_with
-from envcheck.cli.shared.process import note, print_json
+from envcheck.cli.shared.process import beating, note, print_json
 from envcheck.counting import printable
 from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.images import engines
@@ -234,10 +234,11 @@ def pull(options: PullOptions, settings: Settings) -> int:
     reference, policy, matrix = options.reference, _policy(options.policy), load_matrix(settings.matrix)
     by = terms(policy, _node(options, matrix), matrix)
     repository = _repository(reference, options.mirror)
-    if options.source is None:
-        choice = choose_named(repository, reference.wanted, _architecture(), by)
-    else:
-        choice = choose(repository, options.query, by)
+    with beating(f"the images of {reference.name} are looked at; a CELL makes it fewer", quiet=settings.quiet):
+        if options.source is None:
+            choice = choose_named(repository, reference.wanted, _architecture(), by)
+        else:
+            choice = choose(repository, options.query, by)
     pulled = None
     if choice.chosen is not None and not options.plan_only:
         pulled = _pulled(str(reference.pinned(choice.chosen.digest)), choice.chosen, options.engine)

@@ -22,7 +22,7 @@ from envcheck.cli.options import (
     command_with,
     complete_cells,
 )
-from envcheck.cli.shared.process import print_answer
+from envcheck.cli.shared.process import note, print_answer
 from envcheck.cli.sources import disk_errors, format_bytes, open_store, transfer_options
 from envcheck.counting import counted
 from envcheck.data import data_path, rendered
@@ -42,6 +42,7 @@ from envcheck.mirrors.store import bundle, releases
 from envcheck.mirrors.store.objects import Store
 from envcheck.mirrors.store.tree import Contents, describe_wheel, merge
 
+_OLDER = ": the bundle is an older one; `envcheck store release --rollback` takes it back"
 _KEEP = Option("Number of versions to keep.", type=click.IntRange(1))
 
 
@@ -227,7 +228,18 @@ def import_(options: StoreImportOptions, settings: Settings) -> None:
             click.echo("not authenticated: pass --sha256 or --key to refuse a bundle of somebody else", err=True)
         models = counted(len(contents.models), "model")
         click.echo(f"{counted(len(contents.wheels), 'wheel')} and {models} imported, every hash matches")
+        _tell_moves(store, contents)
         _release(store, contents, keep=options.keep)
+
+
+def _tell_moves(store: Store, contents: Contents) -> None:
+    """Say which branches the bundle moves, and which of them back: a signature has no time, so it may be an old one."""
+    versions, served = releases.read_manifests(store), releases.current(store)
+    now = versions[served].contents.branches if served in versions else {}
+    for name, commit in contents.branches.items():
+        if now.get(name, commit) != commit:
+            back = any(version.contents.branches.get(name) == commit for version in versions.values())
+            note(f"{name} moves {'back ' if back else ''}from {now[name]} to {commit}{_OLDER if back else ''}")
 
 
 def _compare_with_locks(contents: Contents) -> None:

@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from types import FrameType
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 # What is quoted of a file may be all of it.
 LONGEST_LINE: Final = 2000
+# Standard error gets a line after this many seconds without one.
+SILENT: Final = 5.0
 _LINE_HEAD: Final = 1500
 _NUMBER: Final = re.compile(r"[\d.,]*[a-zA-Z]?")
 # Commands that know --redact.
@@ -56,10 +59,17 @@ class _Stream(io.FileIO):
 
 
 def ready() -> None:
-    """Open what is closed (no file of ours may get its number), and have no character and no progress be an error."""
+    """Open what is closed (no file of ours may get its number), and have no character and no progress be an error.
+
+    What the parent ignored or blocked is undone: without SIGCHLD no exit code of a child is known (util-linux#4014,
+    baskerville/bspwm#1534), without SIGALRM no budget ends (antirez/hping#61).
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in range(3):
         if not os.path.lexists(f"/proc/self/fd/{number}"):
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003 (C's signature); the lowest number free
+    sys.stdin = sys.stdin or open(0, closefd=False, encoding="utf-8")  # noqa: SIM115 (Python leaves None)
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is getattr(sys, f"__{name}__"):
@@ -154,6 +164,22 @@ def say(text: str) -> None:
 def note(text: str) -> None:
     """Print a line on standard error about what goes on, above a progress bar if there is one."""
     click.echo(f"  {last_line(text)}", err=True)
+
+
+@contextlib.contextmanager
+def beating(text: str, *, quiet: bool) -> Iterator[None]:
+    """Say what goes on whenever some seconds have passed, until the block ends; nothing if quiet."""
+    ended, began = threading.Event(), time.monotonic()
+
+    def beat() -> None:
+        while not (quiet or ended.wait(SILENT)):
+            note(f"... {text}, {time.monotonic() - began:.0f} s")
+
+    threading.Thread(target=beat, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def last_line(text: str) -> str:

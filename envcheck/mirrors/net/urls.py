@@ -58,7 +58,10 @@ def redirect_target(url: str, target: str) -> str:
     if scheme not in _PORTS or not hostname or (urlsplit(url).scheme == _SECURE and scheme != _SECURE):
         message = f"{host_of(url)} redirects to {scheme or 'no URL'}, which is not trusted"
         raise ValueError(message)
-    if is_loopback(hostname) and not is_loopback(urlsplit(url).hostname or ""):
+    address = _address(hostname)
+    # A cloud's metadata at 169.254.169.254 gives this machine's own tokens, too (oras-go, GHSA-xf85-363p-868w).
+    own = is_loopback(hostname) or (address is not None and address.is_link_local)
+    if own and not is_loopback(urlsplit(url).hostname or ""):
         message = f"{host_of(url)} redirects to this machine's own {hostname}, which is not trusted"
         raise ValueError(message)
     return location
@@ -68,13 +71,18 @@ def is_loopback(host: str) -> bool:
     """Tell whether a host name or address is loopback, without a lookup."""
     if host.lower().rstrip(".") == "localhost" or host.lower().rstrip(".").endswith(".localhost"):
         return True
+    address = _address(host)
+    return address is not None and (address.is_loopback or address.is_unspecified)
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that a host is written as, of IPv6 the IPv4 in it; None for a name."""
     try:
         # 127.1 and 0x7f000001 are addresses to the resolver, too.
         address = ipaddress.ip_address(host if ":" in host else socket.inet_aton(host))
     except (OSError, ValueError):
-        return False
-    mapped = getattr(address, "ipv4_mapped", None) or address
-    return bool(mapped.is_loopback or mapped.is_unspecified)
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def proxy_of(url: str) -> str | None:

@@ -169,7 +169,7 @@ def remove_damaged(store: Store, digests: Iterable[str]) -> list[str]:
             continue
         removed.append(store.name(digest) or digest)
         with store.locked():
-            for number, manifest in _read_manifests(store).items():
+            for number, manifest in read_manifests(store).items():
                 for path in [file.path for file in manifest.files if file.sha256 == digest]:
                     (_folder(store) / str(number) / path).unlink(missing_ok=True)
             store.evict(digest)
@@ -203,7 +203,7 @@ def read_manifest(store: Store, number: int) -> Manifest:
         raise PromiseError(message, fix=fix) from error
 
 
-def _read_manifests(store: Store) -> dict[int, Manifest]:
+def read_manifests(store: Store) -> dict[int, Manifest]:
     """Return the manifests that can be read, oldest version first."""
     manifests = {}
     for number in numbers(store):
@@ -273,7 +273,7 @@ def gc(store: Store, *, size: int | None = None, dry: bool) -> Eviction:
         # As df does, do not count blocks that are reserved for root.
         used, room = (disk.used, disk.used + disk.free) if size is None else (sum(o.size for o in objects), size)
         excess = used - int(room * _LOW) if used > room * _HIGH else 0
-        released = {file.sha256 for manifest in _read_manifests(store).values() for file in manifest.files}
+        released = {file.sha256 for manifest in read_manifests(store).values() for file in manifest.files}
         chosen: list[StoredObject] = []
         for stored in sorted(objects, key=lambda stored: (stored.used, stored.sha256)):
             if excess > 0 and stored.sha256 not in released and stored.links == 1:

@@ -155,11 +155,15 @@ def test_a_compressed_bomb_is_cut_off(servers: Servers) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
 
 
-# As the resolver reads them.
+# As the resolver reads them, and where a cloud gives tokens (oras-go, GHSA-xf85-363p-868w).
+METADATA = ["169.254.169.254", "[fe80::1]", "2852039166"]
 SPELT = ["127.1", "0", "0177.0.0.1", "0x7f000001", "2130706433"]
 
 
-@each("host", ["127.0.0.1", "localhost", "[::1]", "127.9.9.9", "0.0.0.0", "[::ffff:127.0.0.1]", "a.localhost", *SPELT])
+@each(
+    "host",
+    ["127.0.0.1", "localhost", "[::1]", "127.9.9.9", "0.0.0.0", "[::ffff:127.0.0.1]", "a.localhost", *SPELT, *METADATA],
+)
 def test_a_redirect_from_another_host_to_this_machine_is_refused(host: str) -> None:
     with pytest.raises(ValueError, match="this machine's own"):
         redirect_target("https://mirror.example/a", f"https://{host}/b")

@@ -218,6 +218,24 @@ def test_the_commands_sign_print_and_refuse(store: Store, contents: Contents, tm
     assert "not authenticated" in ran(*taken)[1]
 
 
+def test_a_bundle_of_earlier_days_is_told_by_the_branch_that_it_moves_back(
+    store: Store, contents: Contents, tmp_path: Path, keys: Keys
+) -> None:
+    private, public = keys("own")
+    model = contents.models[0]
+    newer = msgspec.structs.replace(model, revision="b" * 40)
+    for name, one in (("old", model), ("new", newer)):
+        export(store, Contents(models=[one], branches={"owner/tiny@main": one.revision}), tmp_path / name, private)
+    taken = ("store", "--store", tmp_path / "other", "import", "--key", public)
+    said = [ran(*taken, tmp_path / name) for name in ("old", "new", "new", "old")]
+    assert [(code, " moves " in text, "back from" in text) for code, text in said] == [
+        (0, False, False),
+        (0, True, False),
+        (0, False, False),
+        (0, True, True),
+    ]
+
+
 def test_a_wheel_that_a_published_cell_locks_is_held_against_the_lock(
     store: Store, contents: Contents, tmp_path: Path, make_wheel: Callable[..., Path]
 ) -> None:
