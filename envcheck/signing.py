@@ -5,6 +5,7 @@ SHA-256 of its public key in DER (SubjectPublicKeyInfo), as Sigstore's hint is.
 """
 
 import base64
+import functools
 import hashlib
 import os
 import re
@@ -84,10 +85,17 @@ def new_key(path: Path, secret: bytes | None = None) -> PublicKey:
     made: list[Path] = []
     try:
         for file, content, mode in ((path, private_pem, 0o600), (Path(public.where), public.pem, 0o644)):
-            _create(file, content, mode, made)
-    except BaseException:
+            with open(file, "xb", opener=functools.partial(os.open, mode=mode)) as stream:
+                made.append(file)
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+    except BaseException as error:
         for file in made:
             file.unlink(missing_ok=True)
+        if isinstance(error, FileExistsError):
+            why = f"{error.filename}: a file with this name is there, and a key is never replaced"
+            refuse(why, "name another file, or move it away")
         raise
     return public
 
@@ -171,19 +179,3 @@ def _read(path: Path, wanted: str) -> tuple[bytes, str]:
     if len(content) > _LARGEST_KEY or begin is None:
         raise _no_key(path, "longer than any key" if begin else "without a PEM block", wanted)
     return content, begin[1].decode("ascii")
-
-
-def _create(path: Path, content: bytes, mode: int, made: list[Path]) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        file = os.open(path, flags, mode)
-    except FileExistsError:
-        refuse(
-            f"{path}: a file with this name is there, and a key is never replaced", "name another file, or move it away"
-        )
-    made.append(path)
-    try:
-        safe_files.write(file, content)
-        os.fsync(file)
-    finally:
-        os.close(file)

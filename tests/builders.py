@@ -2,18 +2,19 @@
 
 import copy
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envcheck.checks import Check, Outcome, View, passed
-from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
+import msgspec
+
+from envcheck.checks import Check, Limit, Outcome, View, passed
+from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.model import HostFacts, RunReport
 from envcheck.runner.judging import Evidence, apply_rules, verdict
 from envcheck.runner.launcher import Place
 from envcheck.runner.planning import CheckModule
-from envcheck.runner.schema import LimitRow, OutcomeRow, Plan, PlannedCheck, TargetFacts
+from envcheck.runner.schema import OutcomeRow, Plan, PlannedCheck, TargetFacts
 
 DATA = Path(__file__).parent / "data"
 H100 = "NVIDIA H100 80GB HBM3"
@@ -38,7 +39,7 @@ def plant(root: Path, files: Mapping[str, str | bytes]) -> None:
 
 
 def machine(name: str) -> Snapshot:
-    return from_json(json.loads((DATA / "snapshots" / f"{name}.json").read_text(encoding="utf-8")))
+    return msgspec.json.decode((DATA / "snapshots" / f"{name}.json").read_bytes(), type=Snapshot)
 
 
 def gpu_view(name: str, promises: dict[str, str] | None = None, **environment: Any) -> View:
@@ -114,7 +115,7 @@ SLOW = row(
     "fail",
     value=312.5,
     unit="GB/s",
-    limit=LimitRow(value=380.0, unit="GB/s", source="a data sheet", kind="at least"),
+    limit=Limit(value=380.0, unit="GB/s", source="a data sheet", kind="at least"),
     remedy="restart it",
 )
 

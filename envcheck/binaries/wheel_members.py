@@ -15,8 +15,7 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from envcheck.binaries.elf import MAGIC, BinaryError, refuse_if
-from envcheck.binaries.native_library import Library, read_library
+from envcheck.binaries.native_library import MAGIC, BinaryError, Library, read_library, refuse_if
 
 _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
 _LIBRARY = re.compile(r"\.so(\.\d+)*$")

@@ -13,7 +13,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from envcheck.counting import numbered
 from envcheck.node.snapshot import Snapshot
@@ -72,7 +72,8 @@ class Limit:
     kind: str = "at least"
 
 
-class Change(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Change:
     """A status that a rule changed after the judge, and why: see OUTCOME_RULES and ROW_RULES in runner/."""
 
     rule: str

@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 import envcheck
 from envcheck.binaries import native_library
-from envcheck.binaries.elf import BinaryError
+from envcheck.binaries.native_library import BinaryError
 from envcheck.binaries.wheel_members import WheelContents, read_members
 from envcheck.data import state_path
 from envcheck.errors import PromiseError, UnavailableError, refuse

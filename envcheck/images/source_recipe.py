@@ -32,7 +32,7 @@ from envcheck.mirrors.index import LockedPackage, local_files, parse_file_name, 
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.store.objects import Store
-from envcheck.node import containers, host
+from envcheck.node import host
 
 _GIB: Final = 1 << 30
 # GiB of memory for each compiler. nvcc: flash-attn's setup.py counts 9 GB a job, and its README takes 4 jobs for 96 GB
@@ -175,7 +175,7 @@ def available_memory() -> float:
     """Return the bytes that processes may still use here: the kernel's estimate, or the container's limit; 0 unread."""
     amounts = [host.meminfo(_text("/proc/meminfo")).get("MemAvailable", 0)]
     limits = [text for text in map(_text, _LIMITS) if text]
-    amounts += [limit for limit in map(containers.memory_limit, limits) if isinstance(limit, int)]
+    amounts += [limit for limit in map(host.memory_limit, limits) if isinstance(limit, int)]
     return min(amounts)
 
 

@@ -8,18 +8,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from envcheck.node.signal_source import (
-    Source,
-    fields,
-    index,
-    listed,
-    mapped,
-    maybe,
-    number,
-    text,
-    whole,
-    word,
-)
+from envcheck.node.signal_source import Source, fields, index, listed, mapped, maybe, number, text, whole, word
 
 _NVIDIA, _DISPLAY = "0x10de", ("0x0300", "0x0302")
 # PCI Express Base Specification: extended capabilities begin at 0x100; ACS is 0x000d, its control register at +6.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from envcheck.node import buses, containers, host, kernel_log, nvml, nvml_queries, signal_source
+from envcheck.node import buses, host, kernel_log, nvml, signal_source
 from envcheck.node.signal_source import (
     ReadTask,
     Source,
@@ -39,7 +39,7 @@ _LIBRARY_DIRS = (
     *("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "usr/lib/wsl/lib"),
     *("usr/local/nvidia/lib64", "usr/local/nvidia/lib"),
 )
-GPU = nvml_queries.TYPES
+GPU = nvml.GPU_TYPES
 FACTS: dict[str, ValueType] = {
     **dict.fromkeys(("python", "torch", "cuda", "cudnn", "nccl", "hip", "git_version", "libcuda"), maybe(text)),
     "executable": text,
@@ -71,7 +71,7 @@ def sources(root: Path, environ: Mapping[str, str]) -> list[ReadTask]:
     """Return what is read off a node, in the order of the snapshot: each by itself what may hang by itself."""
     return [
         *_nvidia(root, environ, "all"),
-        *signal_source.each(host.sources(root, environ) | containers.sources(root, environ)),
+        *signal_source.each(host.sources(root, environ) | host.container_sources(root, environ)),
         *signal_source.each({"env": Source(mapped(string), lambda: _environment(environ), "environment")}),
         signal_source.together(kernel_log.TYPES, lambda: _log(root)),
         *signal_source.each(buses.pci_sources(root) | buses.infiniband_sources(root)),
@@ -130,10 +130,11 @@ def _library_version(name: str, find: Callable[[str], Path | None]) -> Signal:
     path = find(name)
     if path is None:
         return Signal(reason=f"{name} is not on the loader's path", why="unsupported")
-    version = host.library_version(str(path.resolve()))
+    file = path.resolve().name  # libcuda.so.535.104.05
+    version = re.search(r"\.so\.(\d+\.\d+(?:\.\d+)?)$", file)
     if version is None:
-        return Signal(reason=f"{path.resolve().name} has no version in its name", why="no-data", source=str(path))
-    return Signal(version, source=str(path))
+        return Signal(reason=f"{file} has no version in its name", why="no-data", source=str(path))
+    return Signal(version[1], source=str(path))
 
 
 NODE: dict[str, ValueType] = {

@@ -1,6 +1,7 @@
-"""The host around the GPUs: processes, memory, disks, NUMA, the clock. Files and system calls only."""
+"""The host around the GPUs: processes, memory, disks, NUMA, the clock; whether it is a container; NVIDIA's toolkit."""
 
 import ctypes
+import json
 import os
 import platform
 import re
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from envcheck.node import subprocesses
 from envcheck.node.signal_source import (
     Source,
     fields,
@@ -29,13 +31,22 @@ from envcheck.node.signal_source import (
 _KERNEL_MODULE = re.compile(r"^NVRM version:.*?Kernel Module\b.*?\s(?P<version>\d+\.\d+(?:\.\d+)?)\s", re.MULTILINE)
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 _MOST_CPUS = 1 << 16
-_LIBRARY_VERSION = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
 _PROCESSES = listed(fields(name=string, pid=whole))
 _CHOSEN = re.compile(r"\[(\w+)\]")
 _GPU_MODULES = ("nvidia", "nouveau", "gdrdrv", "nv_peer_mem", "efa_nv_peermem")
 Sources = dict[str, Source]
 LOOK_AGAIN = 0.3
 STAYS = 10.0  # a busy disk or a loaded machine holds sound processes for seconds
+# cgroup v1 has no word for "no limit": it prints the largest page-aligned int64.
+_V1_UNLIMITED = 1 << 62
+_TOOLS = ("nvidia-ctk", "nvidia-container-cli")
+# Later directories win over earlier ones (CDI specification, "Spec directories").
+_CDI = ("etc/cdi", "var/run/cdi")
+_VERSION = re.compile(r"\d+\.\d+\.\d+\S*")
+_KIND = re.compile(r"^\W*kind\W+(nvidia\.com/[\w.-]+)", re.MULTILINE)
+_DRIVER = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)?)\b")
+_SPECIFICATIONS = listed(fields(path=text, kind=string, drivers=listed(version)))
+_RUNTIMES = fields(runtimes=listed(text))
 _TIME_ERROR = 5  # adjtimex(2): TIME_ERROR, the clock is not synchronised
 
 
@@ -100,12 +111,6 @@ def cached_libraries(cache: bytes, name: str) -> list[str]:
     """Return the paths /etc/ld.so.cache knows for a library, in its order."""
     ending = f"/{name}".encode()
     return [entry.decode(errors="replace") for entry in cache.split(b"\0") if entry.endswith(ending)]
-
-
-def library_version(path: str) -> str | None:
-    """Return 535.104.05 for a resolved path …/libcuda.so.535.104.05, None where the file name has no version."""
-    match = _LIBRARY_VERSION.search(path)
-    return match[1] if match else None
 
 
 def driver_sources(root: Path) -> Sources:
@@ -223,3 +228,87 @@ def _disks(root: Path, environ: Mapping[str, str]) -> Sources:
         "disk.home.free": free(lambda: Path("/", home.lstrip("/")), home),
         "disk.cwd.free": free(Path.cwd, "the working directory"),
     }
+
+
+def memory_limit(text: str) -> int | str:
+    """Read memory.max (cgroup v2) or memory.limit_in_bytes (v1), in bytes. Raises ValueError on anything else."""
+    word = text.strip()
+    if word == "max" or (word.isdecimal() and int(word) >= _V1_UNLIMITED):
+        return "unlimited"
+    return int(word)
+
+
+def container_sources(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
+    """Return what reads the container, and toolkit.tools, engines, cdi and docker; absent is what is not installed."""
+    docker, cgroup = root / "etc/docker/daemon.json", root / "sys/fs/cgroup"
+    marks = "/.dockerenv, /run/.containerenv, environment, /run/systemd/container, /proc/1/cgroup"
+
+    def tools() -> dict[str, str]:
+        return {name: _version(path) for name in _TOOLS if (path := _which(name, root, environ))}
+
+    def engines() -> list[str]:
+        return [name for name in ("docker", "podman", "nerdctl", "apptainer", "enroot") if _which(name, root, environ)]
+
+    def settings() -> dict[str, Any]:
+        """Return docker's runtimes and the default one; settings that are no JSON object keep it from starting."""
+        said = {**json.loads(docker.read_text(errors="replace"))} if docker.exists() else {}
+        return {"runtimes": sorted(said.get("runtimes") or {}), "default": said.get("default-runtime")}
+
+    return {
+        "container.runtime": Source(text, lambda: runtime(root, environ), marks),
+        "container.memory_limit": Source(unlimited, lambda: memory_limit(_limit_file(root).read_text()), cgroup, "B"),
+        "toolkit.tools": Source(mapped(text), tools, "PATH"),
+        "toolkit.engines": Source(listed(text), engines, "PATH"),
+        "toolkit.cdi": Source(_SPECIFICATIONS, lambda: _specifications(root), ", ".join(f"/{one}" for one in _CDI)),
+        "toolkit.docker": Source(_RUNTIMES, settings, docker),
+    }
+
+
+def runtime(root: Path, environ: Mapping[str, str]) -> str:
+    """Name the container runtime by the marks each leaves: docker, podman, kubernetes …; "none" outside."""
+    # systemd writes there which container it runs in (lxc, systemd-nspawn). WSL2 writes wsl, and is no container.
+    told, init = word(root / "run/systemd/container") or "", word(root / "proc/1/cgroup") or ""
+    named = environ.get("container", "" if told == "wsl" else told)
+    marks = (
+        ("kubernetes", "KUBERNETES_SERVICE_HOST" in environ),
+        ("apptainer", "APPTAINER_CONTAINER" in environ or "SINGULARITY_CONTAINER" in environ),
+        ("podman", (root / "run/.containerenv").exists()),
+        ("docker", (root / ".dockerenv").exists()),
+        (named, named != ""),
+        *((name, f"/{name}" in init) for name in ("kubepods", "docker", "containerd", "lxc")),
+    )
+    return next((name for name, there in marks if there), "none")
+
+
+def _limit_file(root: Path) -> Path:
+    """Return the limit of cgroup v1, or of this process's own group, or of the top where that is hidden."""
+    cgroup, v1 = root / "sys/fs/cgroup", "memory/memory.limit_in_bytes"
+    groups = (word(root / "proc/self/cgroup") or "").splitlines()
+    own = next((line.removeprefix("0::/") for line in groups if line.startswith("0::/")), "").strip("/")
+    places = (cgroup / v1, cgroup / own / "memory.max")
+    return next((place for place in places if place.exists()), cgroup / "memory.max")
+
+
+def _which(name: str, root: Path, environ: Mapping[str, str]) -> Path | None:
+    places = [str(root / place.lstrip("/")) for place in environ.get("PATH", "").split(":") if place.startswith("/")]
+    path = shutil.which(name, path=":".join(places)) if places else None
+    return Path(path) if path else None
+
+
+def _version(tool: Path) -> str:
+    try:
+        match = _VERSION.search(subprocesses.output(tool, "--version"))
+    except OSError as error:
+        return f"unknown: {error.strerror}"
+    return match[0] if match else "unknown: it does not say"
+
+
+def _specifications(root: Path) -> list[dict[str, Any]]:
+    """Return each specification of NVIDIA's: its file, its kind, and the driver whose files it names."""
+    files = [p for place in _CDI if (root / place).is_dir() for p in sorted((root / place).iterdir())]
+    texts = {p: p.read_text(errors="replace") for p in files if p.suffix in (".yaml", ".json")}
+    return [
+        {"path": f"/{path.relative_to(root)}", "kind": kind[1], "drivers": sorted(set(_DRIVER.findall(text)))}
+        for path, text in texts.items()
+        if (kind := _KIND.search(text))
+    ]

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 # not-collected   the envcheck that took the snapshot did not ask
 # unsupported     this hardware, driver, kernel or sandbox has nothing of the kind
@@ -87,67 +86,6 @@ class Snapshot:
     def signal(self, name: str) -> Signal:
         """Return the signal called `name`; UNREAD when it was never collected."""
         return self.signals.get(name, UNREAD)
-
-
-def to_json(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the snapshot as plain data; a signal holds its value or its reason, never both."""
-    return {
-        "schema": snapshot.schema,
-        "taken": snapshot.taken,
-        "signals": {name: _signal_to_json(signal) for name, signal in sorted(snapshot.signals.items())},
-        "gpus": [
-            {"uuid": gpu.uuid, "signals": {name: _signal_to_json(s) for name, s in sorted(gpu.signals.items())}}
-            for gpu in snapshot.gpus
-        ],
-    }
-
-
-def from_json(data: Any) -> Snapshot:
-    """Return the snapshot `to_json` wrote. Raises ValueError, naming the place, on anything else."""
-    where = _mapping(data, "snapshot")
-    gpus = where.get("gpus")
-    _refuse_if(where.get("schema") != SCHEMA, f"snapshot.schema is {where.get('schema')!r}, not {SCHEMA!r}")
-    _refuse_if(not isinstance(gpus, list), "snapshot.gpus is no list")
-    return Snapshot(
-        taken=str(where.get("taken", "")),
-        signals=_signals(where.get("signals"), "snapshot.signals"),
-        gpus=[_gpu(entry, f"snapshot.gpus[{index}]") for index, entry in enumerate(gpus or [])],
-    )
-
-
-def _signal_to_json(signal: Signal) -> dict[str, Any]:
-    fields = {"value": signal.value, "reason": signal.reason, "why": signal.why, "unit": signal.unit}
-    return {key: value for key, value in {**fields, "source": signal.source or None}.items() if value is not None}
-
-
-def _gpu(data: Any, where: str) -> Gpu:
-    entry = _mapping(data, where)
-    _refuse_if(not isinstance(entry.get("uuid"), str) or not entry["uuid"], f"{where}.uuid is missing")
-    return Gpu(entry["uuid"], _signals(entry.get("signals"), f"{where}.signals"))
-
-
-def _signals(data: Any, where: str) -> dict[str, Signal]:
-    return {name: _signal(entry, f"{where}.{name}") for name, entry in _mapping(data, where).items()}
-
-
-def _signal(data: Any, where: str) -> Signal:
-    entry = _mapping(data, where)
-    value, reason = entry.get("value"), entry.get("reason")
-    _refuse_if((value is None) == (reason is None), f"{where} must hold either a value or the reason why there is none")
-    why, words = entry.get("why"), get_args(Why)
-    _refuse_if(why is not None and why not in words, f"{where}.why is {why!r}, not one of {', '.join(words)}")
-    return Signal(value, reason, entry.get("unit"), entry.get("source", ""), why)
-
-
-def _refuse_if(wrong: object, text: str) -> None:
-    if wrong:
-        raise ValueError(text)
-
-
-def _mapping(data: Any, where: str) -> Mapping[str, Any]:
-    _refuse_if(not isinstance(data, Mapping), f"{where} is no object")
-    mapping: Mapping[str, Any] = data
-    return mapping
 
 
 def clock_words(bits: int) -> list[str]:

@@ -105,7 +105,7 @@ def report_of(run: Run) -> RunReport:
         target=run.asked.target.facts,
         mode=run.mode,
         plan=run.asked.plan,
-        environment=plain(run.environment),
+        environment=run.environment,
         promises=run.promises,
         snapshot=run.snapshot,
         outcomes=run.ordered,
@@ -113,7 +113,7 @@ def report_of(run: Run) -> RunReport:
         resolution=run.asked.resolution,
         boot=run.boot,
         resumed=tuple(run.resumed),
-        timing=run.timing,
+        timing=Timing(planned=run.asked.plan.seconds, taken=round(run.taken, 3), starting=round(run.starting, 3)),
         group=run.nodes.facts if run.nodes else None,
     )
     try:

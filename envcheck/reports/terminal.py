@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from msgspec import structs
 from rich.cells import cell_len
 from rich.console import Console
 from rich.status import Status
@@ -52,7 +51,7 @@ def show(report: RunReport, console: Console, written: Iterable[str] = (), *, ve
 
     A sound report takes at most 25 lines and a problem 8 more; `verbose` prints a line a check, codes and sources.
     """
-    report, out = _in_line(report), _Printer(console)
+    report, out = msgspec.convert(_in_line(msgspec.to_builtins(report)), RunReport), _Printer(console)
     _heading(report, out)
     out.line()
     if verbose:
@@ -88,11 +87,9 @@ def _in_line(value: Any) -> Any:
     if isinstance(value, list):
         return [_in_line(each) for each in value]
     if isinstance(value, dict):
-        return {_in_line(name): _in_line(each) for name, each in value.items()}
-    if not isinstance(value, msgspec.Struct):
-        return value
-    names = (name for name in value.__struct_fields__ if name not in ("log", "ranks"))
-    return structs.replace(value, **{name: _in_line(getattr(value, name)) for name in names})
+        parts = value.items()
+        return {_in_line(name): part if name in ("log", "ranks") else _in_line(part) for name, part in parts}
+    return value
 
 
 def show_plan(plan: Plan, target: TargetFacts, console: Console, demands: Iterable[Demand] = ()) -> None:
@@ -199,19 +196,11 @@ class _Printer:
 
 
 def _heading(report: RunReport, out: _Printer) -> None:
-    host, target = report.host, report.target
-    rows = {
-        "envcheck": f"{report.tool}, {report.started}, {host.name} ({host.system} {host.kernel} {host.arch})",
-        "target": f"{target.name} ({target.chosen})",
-        "image": phrases.image(report),
-        "with": phrases.environment(report.environment),
-        "ran on": phrases.hardware(report),
-        "evidence": phrases.made_up(report),
-        "resolved": report.resolution or "",
-    }
-    for title, text in rows.items():
-        if text:
-            out.told(title, text)
+    host, facts = report.host, dict(phrases.facts(report))
+    out.told("envcheck", f"{report.tool}, {report.started}, {host.name} ({host.system} {host.kernel} {host.arch})")
+    for title in ("target", "image", "with", "ran on", "evidence", "resolved"):
+        if title in facts:
+            out.told(title, facts[title])
 
 
 def _every(outcomes: Iterable[OutcomeRow], out: _Printer) -> None:
@@ -359,7 +348,8 @@ class LiveReport(Watcher):
         if self._path is None or state == self._written or (self._once and not run.ended):
             return
         try:
-            write(self._told_as(report_of(run)), self._path)
+            report = self._told_as(report_of(run))
+            write(report, self._path)
         except OSError as error:
             self.failed = error
             return

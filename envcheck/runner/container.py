@@ -17,8 +17,7 @@ from envcheck.errors import UnavailableError, refuse
 from envcheck.images.engines import FABRIC, BindMount, Container, ImageInfo, holder
 from envcheck.images.spec import LABEL_PREFIX
 from envcheck.runner.launcher import place
-from envcheck.runner.local_python import PACKAGE, Handle
-from envcheck.runner.promises import IMAGE_PREFIX, with_packages
+from envcheck.runner.local_python import IMAGE_PREFIX, PACKAGE, Handle, with_packages
 from envcheck.runner.schema import ImageFacts, TargetFacts
 
 _DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")  # the second is WSL's paravirtual one
@@ -52,8 +51,8 @@ class ContainerTarget:
 
     ours = False
 
-    def __init__(self, image: str, *, python: str | None = None, shm_size: str = "8g", user: str | None = None) -> None:
-        self._image, self._python, self._shm_size, self._user = image, python, shm_size, user
+    def __init__(self, image: str, *, python: str | None = None, shm_size: str = "8g") -> None:
+        self._image, self._python, self._shm_size = image, python, shm_size
         self._engine, info = holder(image)
         self._labels = info.labels
         # NCCL and gloo fail where the interface that an image names is not there, as eth0 without a network.
@@ -74,7 +73,6 @@ class ContainerTarget:
             mounts=[BindMount(PACKAGE, f"{_STAGING}/envcheck"), BindMount(directory, _PLAN, read_only=False)],
             shm_size=self._shm_size,
             gpus=shown_gpus() != 0,
-            user=self._user,
             fabric=Path(FABRIC).is_dir(),
             network="host" if place(os.environ).several_nodes else self._network,
         )

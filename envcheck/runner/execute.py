@@ -22,7 +22,7 @@ from envcheck.runner import judging, worker_session
 from envcheck.runner.local_python import NodeGroup
 from envcheck.runner.outcomes import fold, outcome_row, unfinished
 from envcheck.runner.requirements import hold_demands
-from envcheck.runner.schema import Mode, OutcomeRow, Plan, PlannedCheck, RunVerdict, Timing
+from envcheck.runner.schema import Mode, OutcomeRow, Plan, PlannedCheck, RunVerdict
 from envcheck.runner.worker.fork_server import NODE_READ
 from envcheck.runner.worker_session import RunPlan
 
@@ -30,8 +30,6 @@ _FACTS: Final = ("python", "executable", "prefix", "torch", "cuda", "cudnn", "nc
 _DRIVER: Final = ("driver.version", "driver.kernel")
 _PAUSE = 3.0
 _SHOWN = 5
-_SAME: Final = "same-environment"
-_EVENTS: Final = "worker-events"
 
 
 def boot_id() -> str:
@@ -118,8 +116,8 @@ class Run:
         if known and self.report is not None:
             _refuse(found, self.report)
         if known and found:
-            self.current[_SAME] = OutcomeRow(
-                id=_SAME,
+            self.current["same-environment"] = OutcomeRow(
+                id="same-environment",
                 kind="env",
                 status="fail",
                 summary=f"the environment changed during the run: {'; '.join(found)}",
@@ -151,11 +149,6 @@ class Run:
             return {**self.known, **self.current}
         over = {i: row for i, row in self.current.items() if not unfinished(row)}
         return {**self.known, **{i: fold(self.known.get(i), row) for i, row in over.items()}}
-
-    @property
-    def timing(self) -> Timing:
-        """Return the seconds planned and taken, as a watcher last saw them."""
-        return Timing(planned=self.asked.plan.seconds, taken=round(self.taken, 3), starting=round(self.starting, 3))
 
     @property
     def mode(self) -> Mode:
@@ -236,43 +229,37 @@ def validate(run: Run, collect: Callable[[], Snapshot], watcher: Watcher, pause:
     plan = run.asked.plan
     try:
         while checks := to_do(plan, run.known, run.elapsed):
-            # What waits for its second look, in a run that is gone on with, has had its first.
-            first = [c for c in checks if c.id not in run.current]
             watcher.running("")
-            if first:
-                left = None if plan.budget is None else plan.budget - run.elapsed
-                _measure(run, structs.replace(plan, checks=first, budget=left), collect, watcher)
-            again = [c for c in checks if c.id in run.current and unfinished(run.current[c.id])]
-            if again:
-                time.sleep(pause)
-                before = run.snapshot
-                reread = collect if run.report is not None else lambda before=before: before
-                # A check that has begun is not cut short by a budget.
-                _measure(run, structs.replace(plan, checks=again, budget=None), reread, watcher)
+            # What waits for its second look, in a run that is gone on with, has had its first.
+            for looked in (False, True):
+                chosen = [c for c in checks if (c.id in run.current) is looked]
+                chosen = [c for c in chosen if not looked or unfinished(run.current[c.id])]
+                if chosen:
+                    time.sleep(pause if looked else 0.0)
+                    # A check that has begun is not cut short by a budget.
+                    left = None if looked or plan.budget is None else plan.budget - run.elapsed
+                    before = run.snapshot
+                    reread = collect if not looked or run.report is not None else lambda before=before: before
+                    _measure(run, structs.replace(plan, checks=chosen, budget=left), reread, watcher)
             run.known, run.current = run.outcomes, {}
         run.known.update(judging.concluded(run.view, plan, run.outcomes))
         run.known.update(hold_demands(run.asked.demands, run.outcomes))
         run.ended = now()
     finally:
-        _tell(run, watcher)
-
-
-def _tell(run: Run, watcher: Watcher) -> None:
-    # Until it is known to be the same environment, the report of the run that was cut short stays as it is.
-    if run.report is None:
-        run.taken = run.elapsed
-        watcher.learned(run)
+        # Until it is known to be the same environment, the report of the run that was cut short stays as it is.
+        if run.report is None:
+            run.taken = run.elapsed
+            watcher.learned(run)
 
 
 def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Watcher) -> None:
-    begun = time.monotonic()
+    # The worker imports torch while this process reads the node.
+    begun, reading = time.monotonic(), _beside(collect)
     instructions = worker_session.worker_plan(plan, run.asked, run.outcomes, several_nodes=run.nodes is not None)
     planned = {check.id: check for check in plan.checks}
     modules = {f.id: f for f in run.asked.chosen if f.id in planned}
     waiting = set(modules)
-    # The worker imports torch while this process reads the node.
     with worker_session.working_directory(instructions, run.asked.site) as directory:
-        reading = _beside(collect)
         reading.add_done_callback(lambda _: worker_session.leave_word(directory / NODE_READ))
         events = worker_session.events(run.asked.target, directory, {i: c.timeout for i, c in planned.items()})
         for event in run.nodes.together(events, directory) if run.nodes else events:
@@ -282,8 +269,14 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
             elif event["event"] == "foreign":
                 said = "the results of this run hold a line that its worker did not write; it was skipped"
                 fix = "look at what the image or Python starts with: something else writes there; run installed-files"
-                foreign = OutcomeRow(id=_EVENTS, kind="env", status="error", summary=f"{said}: {event['what']}")
-                run.current[_EVENTS] = structs.replace(foreign, remedy=fix, code="worker.foreign-event")
+                run.current["worker-events"] = OutcomeRow(
+                    id="worker-events",
+                    kind="env",
+                    status="error",
+                    summary=f"{said}: {event['what']}",
+                    remedy=fix,
+                    code="worker.foreign-event",
+                )
             elif event["event"] in worker_session.LAST:
                 run.report, run.environment = None, run.environment or {"error": event["why"]}
             if run.asked.plan.repeated or not run.snapshot.taken:
@@ -292,10 +285,12 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
             for identity, outcome in judging.outcomes_of(event, modules, waiting, run.view, run.asked.plan, world):
                 waiting.discard(identity)
                 before, seconds = run.current.get(identity), planned[identity].seconds
-                run.current[identity] = outcome_row(modules[identity], judging.lifting(outcome), event, before, seconds)
+                run.current[identity] = outcome_row(modules[identity], outcome, event, before, seconds)
             if event["event"] == "started":
                 watcher.running(event["id"])
-            _tell(run, watcher)
+            if run.report is None:
+                run.taken = run.elapsed
+                watcher.learned(run)
 
 
 def _beside(collect: Callable[[], Snapshot]) -> Future[Snapshot]:

@@ -39,12 +39,10 @@ from envcheck.counting import counted, numbered
 from envcheck.runner.outcomes import default_code, fields, plain
 from envcheck.runner.planning import CheckModule
 from envcheck.runner.schema import Mode, OutcomeRow, Plan, RunVerdict, VerdictStatus
-from envcheck.runner.worker import process_limits
 from envcheck.runner.worker.fork_server import P2P_OFF
 from envcheck.runner.worker.group_ending import HUNG
 
 _VERDICTS: Final[dict[int, VerdictStatus]] = {0: "pass", 1: "fail", 3: "error"}
-_WORDS: Final = {1: "FAIL", 3: "UNDETERMINED"}
 _WHERE: Final[dict[Mode, str]] = {
     "gpu": "on the GPUs of this node",
     "cpu": "on CPU{gloo}; no GPU was tested",
@@ -54,10 +52,7 @@ GPU_FIX: Final = "check `nvidia-smi`, the torch variant (`envcheck resolve`) and
 _BUSY_FIX: Final = "end the processes that gpu-in-use names, or drain the node; then run again"
 LOST_GPUS: Final = "lost-gpus"
 _GPU_LOST: Final = "gpu-lost"
-_LOST_FIX: Final = "see the log, and try `--only` with one check"
-_TORCH_FIX: Final = "give an interpreter or image that has torch; `envcheck build` makes both"
 _NO_TORCH: Final = "ModuleNotFoundError: No module named 'torch'"
-_SEE_LOG: Final = "see the log in the report"
 _OFF: Final = [f"{name}={value}" for name, value in P2P_OFF.items()]
 _OFF_WORDS: Final = ", ".join(_OFF)
 _P2P_FIX: Final = (
@@ -76,8 +71,7 @@ def decide(
     outcome = apply_rules(_judged(module, view, ranks), Evidence(module, view, details or {}))
     if (gpus := len(view.snapshot.gpus)) > 1:
         every = rf"{re.escape(numbered('GPU', range(gpus)))}(?!\d)"
-        summary = re.sub(every, f"all {gpus} GPUs", outcome.summary)
-        outcome = dataclasses.replace(outcome, summary=summary)
+        outcome = dataclasses.replace(outcome, summary=re.sub(every, f"all {gpus} GPUs", outcome.summary))
     return _with_codes(module.id, outcome)
 
 
@@ -111,8 +105,8 @@ def outcomes_of(
     if event["event"] == "environment" or "why" in event:
         known = {identity: unmeasured(modules[identity], view, plan, world) for identity in sorted(waiting)}
         if "why" in event:
-            why, fix, code = event["why"], event.get("fix", _LOST_FIX), event.get("code", "worker.lost")
-            lost = Outcome(ERROR, why, remedy=fix, code=code)
+            fix = event.get("fix", "see the log, and try `--only` with one check")
+            lost = Outcome(ERROR, event["why"], remedy=fix, code=event.get("code", "worker.lost"))
             known = {identity: outcome or lost for identity, outcome in known.items()}
         return [(identity, outcome) for identity, outcome in known.items() if outcome is not None]
     if event["event"] == "left-out" and event["id"] in waiting:
@@ -129,13 +123,6 @@ def outcomes_of(
     fix = "look at what Python starts with: run installed-files"
     why = "its result was reported twice: something else writes in the worker's place"
     return [(module.id, undecided(why, fix=fix, code="rank.reported-twice"))]
-
-
-def lifting(outcome: Outcome) -> Outcome:
-    """Return an error that names a limit with what lifts it."""
-    fix = process_limits.lifted(outcome.summary) if outcome.status == ERROR else ""
-    findings = tuple(map(lifting, outcome.findings))
-    return dataclasses.replace(outcome, remedy=fix or outcome.remedy, findings=findings)
 
 
 def unmeasured(module: CheckModule, view: View, plan: Plan, world: int = 0) -> Outcome | None:
@@ -167,17 +154,19 @@ def _no_gpu(environment: Mapping[str, Any]) -> str:
         if key in environment:
             return str(environment[key])
     if "error" in environment:
-        return f"torch cannot be imported ({shared_libraries.told(environment)})"
+        return f"torch cannot be imported ({shared_libraries.import_error(environment)})"
     return "CUDA shows none" if environment.get("cuda") else "this torch is built without CUDA"
 
 
 def concluded(view: View, plan: Plan, rows: Mapping[str, OutcomeRow]) -> dict[str, OutcomeRow]:
     """Return what belongs to no check: --require-gpu, an environment without torch, GPUs that the driver lost."""
     found, statuses, why = {}, {row.status for row in rows.values()}, _no_gpu(view.environment)
+    lost = lost_gpus_row(view, rows)
     # Without torch, whether there is a GPU is undetermined: the environment is broken, not the node.
     blamed = shared_libraries.blamed(view.environment)
-    fix = blamed.remedy if blamed else shared_libraries.remedy(view.environment, _TORCH_FIX)
-    no_torch = lifting(undecided(why, fix=fix, code="torch.import")) if "error" in view.environment else None
+    fix = "give an interpreter or image that has torch; `envcheck build` makes both"
+    fix = blamed.remedy if blamed else shared_libraries.import_remedy(view.environment, fix)
+    no_torch = undecided(why, fix=fix, code="torch.import") if "error" in view.environment else None
     if plan.require_gpu and view.mode != "gpu" and FAIL not in statuses:
         limit = Limit(1, "GPUs", "--require-gpu")
         none = failed(f"torch sees no GPU: {why}", fix=GPU_FIX, code="gpu.required", value=0, limit=limit)
@@ -187,7 +176,6 @@ def concluded(view: View, plan: Plan, rows: Mapping[str, OutcomeRow]) -> dict[st
     if no_torch and any(c.id in shipped for c in plan.checks) and not found and not statuses & {FAIL, ERROR}:
         found["torch"] = no_torch
     made = {i: OutcomeRow(id=i, kind="env", **fields(outcome)) for i, outcome in found.items()}
-    lost = lost_gpus_row(view, rows)
     return {**made, lost.id: lost} if lost else made
 
 
@@ -222,13 +210,13 @@ def lost_rank(module: CheckModule, error: Mapping[str, Any], environment: Mappin
         fix = "give --python an interpreter that has torch, or --image an image; `envcheck build` makes both"
         if torch != _NO_TORCH:
             why = f"torch is there but broken ({torch.partition(':')[0]})"
-            again = shared_libraries.remedy(environment, "install it again")
+            again = shared_libraries.import_remedy(environment, "install it again")
             fix = f"{why}: {again}; or give --python another; the JSON has the log"
-        fix, torch = (blamed.remedy if blamed else fix), shared_libraries.told(environment)
+        fix, torch = (blamed.remedy if blamed else fix), shared_libraries.import_error(environment)
         outcome = undecided(f"torch cannot be imported: {torch}", fix=fix, unimportable="torch", code="torch.import")
     else:
         fix = "the log says where it hung; if this machine is only slow, give a longer --timeout" if hung else ""
-        fix = fix or process_group.remedy(error["text"], _SEE_LOG)
+        fix = fix or process_group.remedy(error["text"], "see the log in the report")
         named = {"rank": error["rank"], "culprit": f"rank {error['rank']}"}
         code = "process.hung" if hung else "process.lost"
         outcome = undecided(f"rank {error['rank']} {error['text']}", fix=fix, code=code, **named)
@@ -238,17 +226,10 @@ def lost_rank(module: CheckModule, error: Mapping[str, Any], environment: Mappin
     return dataclasses.replace(outcome, summary=f"{outcome.summary}, while it was at: {doing}") if doing else outcome
 
 
-def exit_code(statuses: Sequence[str]) -> int:
-    """Return 1 when anything failed, else 3 when something could not be checked or nothing passed, else 0."""
-    if FAIL in statuses:
-        return 1
-    return 3 if ERROR in statuses or PASS not in statuses else 0
-
-
 def verdict(rows: Sequence[OutcomeRow], mode: Mode, *, complete: bool = True) -> RunVerdict:
-    """Say what a run came to; one that was cut short is never a pass."""
-    code = exit_code([o.status for o in rows]) or (0 if complete else 3)
+    """Say what a run came to: 1 where anything failed, else 3 where it was cut short, not all is known, or no pass."""
     counts = collections.Counter(str(o.status) for o in rows)
+    code = 1 if counts[FAIL] else 3 if counts[ERROR] or not counts[PASS] or not complete else 0
     culprits = [o.id for o in rows if o.status == (FAIL if code == 1 else ERROR)]
     culprits += [] if complete or code == 1 else ["cut short"]
     # Every sentence of a CPU run says that it is one, so that none of them is taken for a GPU's.
@@ -256,7 +237,7 @@ def verdict(rows: Sequence[OutcomeRow], mode: Mode, *, complete: bool = True) ->
     sentence = f"PASS: {counted(counts[PASS], 'promise')} proved {where}"
     if code:
         on_cpu = "" if mode == "gpu" else f" ({where})"
-        sentence = f"{_WORDS[code]}: {', '.join(culprits) or 'nothing passed'}{on_cpu}"
+        sentence = f"{'FAIL' if code == 1 else 'UNDETERMINED'}: {', '.join(culprits) or 'nothing passed'}{on_cpu}"
     times = max([o.spread.rounds for o in rows if o.spread], default=0)
     left = sum(o.left_out for o in rows)
     return RunVerdict(
@@ -393,8 +374,7 @@ def _excuse_throttled(outcome: Outcome, of: Evidence) -> Outcome:
 def _other_users(view: View, outcome: Outcome) -> list[gpu_readings.GpuUser]:
     if view.mode != "gpu":
         return []
-    devices = view.environment.get("devices") or []
-    seen = {device.get("uuid") for device in devices if isinstance(device, dict)} - {None}
+    seen = {one.get("uuid") for one in view.environment.get("devices") or [] if isinstance(one, dict)} - {None}
     device = outcome.details.get("device")
     blamed = {str(device)} if device else set(outcome.details.get("gpus") or ())
     everybody = [user for user in gpu_readings.users(view) if not seen or user.uuid in seen]

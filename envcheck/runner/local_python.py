@@ -1,4 +1,4 @@
-"""A Python of this machine as the target of a run; and the contract that each target keeps."""
+"""A Python of this machine as the target of a run, the contract of each target, and what an environment promises."""
 
 import contextlib
 import os
@@ -8,14 +8,22 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, get_args
+
+import msgspec
+from packaging.utils import canonicalize_name
 
 import envcheck
+from envcheck import safe_files
+from envcheck.data import data_path, state_path
 from envcheck.errors import ConfigError, refuse
+from envcheck.images import lockfile
+from envcheck.images.lockfile import Group, Lock
+from envcheck.images.targets import RECIPES, extensions_of, groups_of
+from envcheck.matrix.facts.model import Cell, HostArch
 from envcheck.node import subprocesses
-from envcheck.runner.promises import read_promises, with_packages
 from envcheck.runner.schema import GroupFacts, TargetFacts, encodable
 from envcheck.runner.worker import process_limits
 
@@ -23,9 +31,10 @@ PACKAGE: Final = Path(envcheck.__file__).resolve().parent
 _GRACE: Final = 6.0
 _LOG_TAIL: Final = 1 << 16
 _LOG_MOST: Final = 1 << 24
+IMAGE_PROMISES: Final = Path("/etc/envcheck/promises.json")
+IMAGE_PREFIX: Final = "/opt/venv"
+_MOST_PROMISES: Final = 1 << 20  # bytes: it is as others left it, and may be a pipe or a device
 _OLDEST: Final = (3, 9)  # what the worker is written for
-_SPEAK: Final = r"import sys; print('\nPython-%d.%d' % sys.version_info[:2])"
-_SPEAK_TIMEOUT: Final = 60.0  # a cold network filesystem needs tens of seconds for a Python
 
 
 class Handle(Protocol):
@@ -44,13 +53,8 @@ class Handle(Protocol):
 class Target(Protocol):
     """Something with a Python in it. `ours`: files the worker makes belong to this user, and are removed here."""
 
-    @property
-    def facts(self) -> TargetFacts:
-        """Say what it is."""
-
-    @property
-    def ours(self) -> bool:
-        """Tell whether what the worker writes is this user's to remove."""
+    facts: TargetFacts
+    ours: bool
 
     def start(self, directory: Path) -> Handle:
         """Start the worker on the plan in a directory of this machine."""
@@ -197,11 +201,11 @@ class LocalHandle:
 
 def answering(chosen: ChosenPython) -> ChosenPython:
     """Return the interpreter once it has answered as a Python that the worker runs on; else a ConfigError says why."""
-    paths = foreign_environment(os.environ).get("PYTHONPATH", "")
+    environment = {"PYTHONPATH": foreign_environment(os.environ).get("PYTHONPATH", "")}
+    asked = r"import sys; print('\nPython-%d.%d' % sys.version_info[:2])"
     try:
-        output = subprocesses.output(
-            chosen.python, "-S", "-c", _SPEAK, timeout=_SPEAK_TIMEOUT, environment={"PYTHONPATH": paths}
-        )
+        # A cold network filesystem needs tens of seconds for a Python.
+        output = subprocesses.output(chosen.python, "-S", "-c", asked, timeout=60.0, environment=environment)
     except OSError as error:
         if error.errno:
             raise _cannot_start(str(chosen.python), error) from error
@@ -213,10 +217,8 @@ def answering(chosen: ChosenPython) -> ChosenPython:
         fix = "give --python a working interpreter, or an environment that has one"
         refuse(f"{chosen.python} is not a Python: it {did}", fix)
     if (int(version[1]), int(version[2])) < _OLDEST:
-        refuse(
-            f"{chosen.python} is {version[0].replace('-', ' ')}",
-            f"give --python one of {_OLDEST[0]}.{_OLDEST[1]} or newer",
-        )
+        fix = f"give --python one of {_OLDEST[0]}.{_OLDEST[1]} or newer"
+        refuse(f"{chosen.python} is {version[0].replace('-', ' ')}", fix)
     return chosen
 
 
@@ -231,3 +233,74 @@ def foreign_environment(environ: Mapping[str, str]) -> dict[str, str]:
     kept = dict(environ)
     paths = [p for p in kept.pop("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != PACKAGE.parent]
     return {**kept, "PYTHONPATH": os.pathsep.join(paths)} if paths else kept
+
+
+def read_promises(prefix: str) -> dict[str, str]:
+    """Return the promises of an environment made by envcheck, by its sys.prefix."""
+    for promises in (Path(prefix) / "envcheck-promises.json", *([IMAGE_PROMISES] if prefix == IMAGE_PREFIX else [])):
+        if content := _content(promises):
+            return parse_promises(content, str(promises))
+    return {}
+
+
+def _content(promises: Path) -> bytes:
+    try:
+        return safe_files.read_regular(promises, _MOST_PROMISES) or b" "
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in what it calls its prefix
+        return b""
+    except OSError as error:
+        refuse(f"{promises} cannot be read: {error.strerror}", "build the environment again, or remove the file")
+
+
+def parse_promises(text: str | bytes, where: str) -> dict[str, str]:
+    """Return a JSON object of strings, its keys as checks know them; anything else is a ConfigError."""
+    try:
+        promises = msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.DecodeError as error:
+        refuse(f"{where} is not a JSON object of strings: {error}", "build the environment again, or remove the file")
+    return {key.replace("-", "_"): value for key, value in promises.items()}
+
+
+def with_packages(promises: Mapping[str, str]) -> dict[str, str]:
+    """Return the promises with `packages` ("filelock==3.20.0 …") as in the lock meant, shipped or of a build here.
+
+    `target_packages` ("ipykernel …") are those that the promised target is made of, whatever their versions.
+    Of a lock by another hand, or of another release of envcheck, only the digest is known; then `packages` are those
+    that the environment promises itself, if it does.
+    """
+    target, cuda = promises.get("target", ""), promises.get("cuda")
+    promised = dict(promises)
+    if target in RECIPES and RECIPES[target].requirements:
+        extensions = extensions_of(target, None if cuda in {"none", "unknown"} else cuda)
+        names = map(canonicalize_name, (*RECIPES[target].requirements, *extensions))
+        promised["target_packages"] = " ".join(names)
+    groups = groups_of(target) if target in RECIPES else lockfile.GROUPS
+    if pinned := _pins(promises.get("cell", ""), promises.get("lock", ""), groups):
+        promised["packages"] = " ".join(pinned)
+    return promised
+
+
+def _pins(name: str, digest: str, groups: Sequence[Group]) -> list[str]:
+    cell = Cell.parse(name)  # a label is anybody's: only a cell's name becomes a path
+    if cell is None:
+        return []
+    locks = next((locks for locks in _locks_here(cell, groups) if lockfile.digest(locks) == digest), [])
+    return [f"{pin.name}=={pin.version}" for each in locks for pin in each.pins]
+
+
+def _locks_here(cell: Cell, groups: Sequence[Group]) -> Iterator[list[Lock]]:
+    """Give what a build may have installed: shipped locks, those that builds made, and shipped ones with these on top.
+
+    It is one architecture's at a time.
+    """
+    for arch in get_args(HostArch):
+        shipped, made = (_locks_in(place("images"), cell, groups, arch) for place in (data_path, state_path))
+        for locks in (shipped, made, {**made, **shipped}):
+            yield [locks[group] for group in groups if group in locks]
+
+
+def _locks_in(images: Path, cell: Cell, groups: Sequence[Group], arch: HostArch) -> dict[Group, Lock]:
+    try:
+        return {lock.group: lock for lock in lockfile.read_locks(images / str(cell), groups, arch)}
+    except (ConfigError, OSError):
+        return {}

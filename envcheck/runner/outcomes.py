@@ -5,6 +5,7 @@ measurement. Wrong data, a crash and everything else stay, whatever later measur
 """
 
 import collections
+import dataclasses
 import functools
 import math
 import re
@@ -13,17 +14,10 @@ from typing import Any, Final
 
 from msgspec import convert, structs
 
-from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, WORST_FIRST, Outcome
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, WORST_FIRST, Change, Outcome
 from envcheck.runner.planning import CheckModule
-from envcheck.runner.schema import (
-    Attempt,
-    ChangeRow,
-    FindingRow,
-    LimitRow,
-    OutcomeRow,
-    Spread,
-    Status,
-)
+from envcheck.runner.schema import Attempt, FindingRow, OutcomeRow, Spread, Status
+from envcheck.runner.worker import process_limits
 
 Event = dict[str, Any]
 # The codes of outcomes that a process made by its end, and no judge.
@@ -69,17 +63,20 @@ def fields(outcome: Outcome) -> dict[str, Any]:
     return {
         **_described(outcome),
         "findings": [FindingRow(**_described(finding)) for finding in findings],
-        "changes": [ChangeRow(**change._asdict()) for change in outcome.changes],
+        "changes": [*outcome.changes],
     }
 
 
 def _described(outcome: Outcome) -> dict[str, Any]:
     limit = outcome.limit
+    # An error that names a limit is told with what lifts it.
+    lifted = process_limits.lifted(outcome.summary) if outcome.status == ERROR else ""
     return {
-        **{name: getattr(outcome, name) for name in ("summary", "unit", "remedy", "code", "culprit", "remeasure")},
+        **{name: getattr(outcome, name) for name in ("summary", "unit", "code", "culprit", "remeasure")},
+        "remedy": lifted or outcome.remedy,
         "status": convert(outcome.status, Status),
         "value": plain(outcome.value),
-        "limit": limit and LimitRow(value=plain(limit.value), unit=limit.unit, source=limit.source, kind=limit.kind),
+        "limit": limit and dataclasses.replace(limit, value=plain(limit.value)),
     }
 
 
@@ -90,8 +87,11 @@ def outcome_row(
 
     `seconds` are those that were planned for it.
     """
-    done, log = event["event"] == "done", "" if outcome.status == PASS else _last_words(event, outcome.status)
-    described = fields(outcome)
+    done, described = event["event"] == "done", fields(outcome)
+    log = last_lines(str(event.get("log", ""))) if outcome.status == ERROR else []
+    if done:
+        logs = enumerate(event["logs"])
+        log = [f"[rank {rank}] {line}" for rank, text in logs if outcome.status != PASS for line in last_lines(text)]
     # What no signal could end is left, and whoever looks after the node must know.
     left = {"survivors": event["survivors"]} if event.get("survivors") else {}
     took, body = (event["seconds"], event["body"]) if done else (0.0, 0.0)
@@ -104,16 +104,10 @@ def outcome_row(
         seconds=took,
         attempts=[Attempt(**{name: described[name] for name in ATTEMPT}, seconds=took, body=body, shown=True)],
         ranks=plain(event["ranks"]) if done else [],
-        log=log,
+        log="\n".join(log),
         left_out=event["event"] == "left-out",
     )
     return now if before is None else measured_twice(before, now)
-
-
-def _last_words(event: Event, status: str) -> str:
-    if event["event"] == "done":
-        return "\n".join(f"[rank {rank}] {line}" for rank, log in enumerate(event["logs"]) for line in last_lines(log))
-    return "\n".join(last_lines(str(event.get("log", "")))) if status == ERROR else ""
 
 
 def last_lines(log: str, count: int = _LINES) -> list[str]:
@@ -166,8 +160,8 @@ def measured_twice(first: OutcomeRow, second: OutcomeRow) -> OutcomeRow:
     one counts, and what was found in the other is added to its findings.
     """
     if first.remeasure and second.status in (PASS, WARN, FAIL):
-        attempts = _together(second, first, second)
-        return changed("second-measurement", first, structs.replace(second, attempts=attempts))
+        both = structs.replace(second, attempts=_together(second, first, second))
+        return changed("second-measurement", first, both)
     row, other = (first, second) if severity(first) <= severity(second) else (second, first)
     joined = structs.replace(row, attempts=_together(row, first, second))
     if other.status in (PASS, SKIP) and not first.remeasure:
@@ -187,7 +181,7 @@ def changed(rule: str, before: OutcomeRow, after: OutcomeRow) -> OutcomeRow:
     """Return the row after a rule of ROW_RULES, with the change recorded where its status is another than before."""
     if after.status == before.status:
         return after
-    change = ChangeRow(rule=rule, before=before.status, after=after.status, reason=ROW_RULES[rule])
+    change = Change(rule, before.status, after.status, ROW_RULES[rule])
     return structs.replace(after, changes=[*after.changes, change])
 
 
@@ -241,16 +235,10 @@ def as_finding(row: OutcomeRow) -> FindingRow:
 
 def single(row: OutcomeRow, attempt: Attempt) -> OutcomeRow:
     """Return what one attempt alone came to, as it was kept; `row` is the row that holds it."""
-    names = ("status", "summary", "value", "unit", "code", "culprit", "ranks", "remeasure", "seconds")
-    kept = {name: getattr(attempt, name) for name in names}
-    return OutcomeRow(
-        id=row.id,
-        kind=row.kind,
-        remedy=attempt.remedy or "run the check again",
-        planned=row.planned,
-        attempts=[structs.replace(attempt, shown=True, ranks=[])],
-        **kept,
-    )
+    kept = {name: getattr(attempt, name) for name in (*ATTEMPT, "ranks", "seconds")}
+    kept["remedy"] = attempt.remedy or "run the check again"
+    alone = [structs.replace(attempt, shown=True, ranks=[])]
+    return OutcomeRow(id=row.id, kind=row.kind, planned=row.planned, attempts=alone, **kept)
 
 
 def measured(row: OutcomeRow) -> bool:

@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from envcheck.checks import Change, Limit
+
 Status = Literal["pass", "warn", "fail", "skip", "error"]
 VerdictStatus = Literal["pass", "fail", "error"]
 Mode = Literal["gpu", "cpu", "unknown"]
@@ -97,15 +99,6 @@ class TargetFacts(Row, frozen=True, kw_only=True):
     image: ImageFacts | None = None
 
 
-class LimitRow(Row, frozen=True, kw_only=True):
-    """A bound something was judged by, and who says so."""
-
-    value: Any
-    unit: str
-    source: str
-    kind: str
-
-
 class FindingRow(Row, frozen=True, kw_only=True):
     """One of the findings of a check. `code` is stable; `culprit` is the GPU, rank, link or file it is about.
 
@@ -116,20 +109,11 @@ class FindingRow(Row, frozen=True, kw_only=True):
     summary: str
     value: Any = None
     unit: str = ""
-    limit: LimitRow | None = None
+    limit: Limit | None = None
     remedy: str = ""
     code: str = ""
     culprit: str = ""
     remeasure: bool = False
-
-
-class ChangeRow(Row, frozen=True, kw_only=True):
-    """A status that a rule changed after the judge: judging.OUTCOME_RULES or outcomes.ROW_RULES."""
-
-    rule: str
-    before: str
-    after: str
-    reason: str
 
 
 class Attempt(Row, frozen=True, kw_only=True):
@@ -204,13 +188,13 @@ class OutcomeRow(Row, frozen=True, kw_only=True):
     summary: str
     value: Any = None
     unit: str = ""
-    limit: LimitRow | None = None
+    limit: Limit | None = None
     remedy: str = ""
     code: str = ""
     culprit: str = ""
     remeasure: bool = False
     findings: list[FindingRow] = []
-    changes: list[ChangeRow] = []
+    changes: list[Change] = []
     details: dict[str, Any] = {}
     planned: float = 0.0
     seconds: float = 0.0

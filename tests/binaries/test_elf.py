@@ -13,10 +13,12 @@ from elftools.elf.elffile import ELFFile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envcheck.binaries.elf import BinaryError, Elf, gpu_code
 from envcheck.binaries.native_library import (
+    BinaryError,
+    Elf,
     abi,
     cuda_majors,
+    gpu_code,
     is_drivers,
     is_foreign,
     is_nvidias,

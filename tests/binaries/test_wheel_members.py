@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envcheck.binaries import wheel_members
-from envcheck.binaries.elf import BinaryError
+from envcheck.binaries.native_library import BinaryError
 from envcheck.binaries.wheel_members import read_members
 from tests.elf_files import CUBIN, MadeLibrary, library
 

@@ -14,7 +14,7 @@ import yaml
 
 from envcheck.cli import main
 from envcheck.node import kernel_log
-from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
+from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.model import RunReport, write
 from envcheck.runner.planning import discover, plan
 from envcheck.runner.schema import Attempt, OutcomeRow, TargetFacts
@@ -64,7 +64,7 @@ def recordings() -> list[dict[str, Any]]:
 
 def recorded(row: Row) -> Snapshot:
     """Return the machine of a recording; its GPUs are those of its base with what the source shows."""
-    base, own = machine(row["base"]), row["gpus"]
+    base, own = builders.machine(row["base"]), row["gpus"]
     places = row.get("bus") or [f"0000:{16 + index:02x}:00.0" for index in range(row["count"])]
     lacking = {name: Signal(reason="NVML: Not Supported", why="unsupported") for name in row["lacks"]}
     gpus = []
@@ -114,17 +114,14 @@ def origin(row: Row) -> str:
     if "source" in row:
         return "transcribed"
     edited = {"gpus", "node", "gone"} & row.keys()
-    return "made from documentation" if edited else str(machine(row.get("machine", "h100x8")).signal("origin").value)
-
-
-def machine(name: str) -> Snapshot:
-    return from_json(json.loads((SNAPSHOTS / f"{name}.json").read_text(encoding="utf-8")))
+    known = builders.machine(row.get("machine", "h100x8"))
+    return "made from documentation" if edited else str(known.signal("origin").value)
 
 
 def broken(row: Row) -> Snapshot:
     if "source" in row:
         return recorded(row)
-    sound = machine(row.get("machine", "h100x8"))
+    sound = builders.machine(row.get("machine", "h100x8"))
     changes, missing = row.get("gpus", {}), row.get("gone", [])
     gpus = [
         Gpu(gpu.uuid, {**gpu.signals, **_signals(changes.get("all", {})), **_signals(changes.get(index, {}))})

@@ -16,7 +16,7 @@ from envcheck.images.spec import ImageSpec, make_spec, with_user_packages
 from envcheck.images.targets import RECIPES, TargetRecipe
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import Index, Profile
-from envcheck.runner import promises
+from envcheck.runner import local_python
 from tests.tables import each
 from tests.wheels import wheel
 
@@ -95,7 +95,7 @@ def test_a_users_packages_come_on_top_and_are_promised(spec: ImageSpec, profile:
     assert tags.aliases("me/torch", mine) == []
     assert tags.aliases("me/torch", spec) != []
     assert mine.promises["lock"] == digest(mine.locks) != spec.promises["lock"]
-    promised = promises.with_packages(mine.promises)["packages"].split()
+    promised = local_python.with_packages(mine.promises)["packages"].split()
     assert {"trainer==1.0", "numpy==2.5.5", "torch==2.8.0"} <= set(promised)
     text = render_dockerfile(mine)
     assert text.index("install.sh base") < text.index("install.sh envcheck") < text.index("install.sh user")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.node import nvml_queries
+from envcheck.node import nvml
 from envcheck.node.signal_source import Source
 from envcheck.node.snapshot import Signal
 
@@ -33,9 +33,7 @@ TEXTS = {code: text for text, code in CODES.items()}
 
 
 # Every name of NVML's that a row or a reader asks for.
-ASKED = frozenset(
-    name for name in re.findall(r"\b(?:nvml|n)\.((?:c_)?(?:nvml|NVML)\w+)", inspect.getsource(nvml_queries))
-)
+ASKED = frozenset(name for name in re.findall(r"\b(?:nvml|n)\.((?:c_)?(?:nvml|NVML)\w+)", inspect.getsource(nvml)))
 
 
 class NVMLError(Exception):

@@ -1,17 +1,17 @@
 """Reading a node: this one, and small trees that look like others."""
 
-import json
 import os
 import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from envcheck.node import collect, nvml, signal_source
 from envcheck.node.signal_source import ReadTask, Source, SourceReading, whole
-from envcheck.node.snapshot import Signal, to_json
+from envcheck.node.snapshot import Signal
 from tests.builders import plant
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\n"
@@ -35,7 +35,7 @@ def test_this_machine_is_read_and_every_signal_has_exactly_one_of_value_and_reas
     assert snapshot.signal("host.memory_total").value > 0
     assert collect.sound(snapshot) == snapshot
     assert sorted(snapshot.signals.keys() - collect.NODE.keys()) == []
-    json.dumps(to_json(snapshot))
+    msgspec.json.encode(snapshot)
 
 
 def test_a_gpu_node_shows_driver_libraries_and_gpus(gpu_node: Path) -> None:
@@ -110,7 +110,7 @@ def test_secrets_are_not_kept(tmp_path: Path) -> None:
     environ = {"HF_TOKEN": "hf_canary", "NCCL_P2P_DISABLE": "1", "TORCH_API_KEY": "canary", "HOME": "/root"}
     snapshot = collect.collect(tmp_path, environ)
     assert snapshot.signal("env").value == {"NCCL_P2P_DISABLE": "1"}
-    assert "canary" not in json.dumps(to_json(snapshot))
+    assert "canary" not in str(msgspec.json.encode(snapshot))
 
 
 def test_a_groups_own_limit_is_read_before_the_tops(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.node import containers, subprocesses
+from envcheck.node import host, subprocesses
 from tests.builders import plant
 from tests.node.conftest import read
 
@@ -38,7 +38,7 @@ def test_tools_and_engines_are_found_with_their_versions(tmp_path: Path) -> None
     tool(tmp_path, "nvidia-ctk", 'echo "NVIDIA Container Toolkit CLI version 1.17.4"; echo "commit: 9b69590c"')
     tool(tmp_path, "nvidia-container-cli", "echo broken >&2; exit 127")
     tool(tmp_path, "podman", "exit 1")
-    signals = read(containers.sources(tmp_path, PATH))
+    signals = read(host.container_sources(tmp_path, PATH))
     versions = {"nvidia-ctk": "1.17.4", "nvidia-container-cli": "unknown: exit code 127: broken"}
     assert signals["toolkit.tools"].value == versions
     assert signals["toolkit.engines"].value == ["podman"]
@@ -53,7 +53,7 @@ def test_specifications_say_of_which_driver_they_are(tmp_path: Path) -> None:
     other = '{"cdiVersion": "0.6.0",\n "kind": "nvidia.com/gpu",\n "devices": []}'
     plant(tmp_path, {"etc/cdi/nvidia.yaml": SPEC, "etc/cdi/notes.txt": SPEC, "var/run/cdi/nvidia.json": other})
     plant(tmp_path, {"etc/cdi/other.yaml": "kind: vendor.example/net\n"})
-    actual = read(containers.sources(tmp_path, PATH))["toolkit.cdi"].value
+    actual = read(host.container_sources(tmp_path, PATH))["toolkit.cdi"].value
     assert [(row["path"], row["kind"], row["drivers"]) for row in actual] == [
         ("/etc/cdi/nvidia.yaml", "nvidia.com/gpu", ["550.54.14"]),
         ("/var/run/cdi/nvidia.json", "nvidia.com/gpu", []),
@@ -73,6 +73,6 @@ def test_specifications_say_of_which_driver_they_are(tmp_path: Path) -> None:
 def test_dockers_settings(tmp_path: Path, text: str | None, value: object) -> None:
     if text is not None:
         plant(tmp_path, {"etc/docker/daemon.json": text})
-    signal = read(containers.sources(tmp_path, PATH))["toolkit.docker"]
+    signal = read(host.container_sources(tmp_path, PATH))["toolkit.docker"]
     assert signal.value == value
     assert (signal.reason is None) == (value is not None)

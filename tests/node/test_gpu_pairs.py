@@ -41,7 +41,7 @@ def test_what_nvml_will_not_say_of_pairs_is_a_reason_and_one_without_a_path_has_
     signals, _ = nvml.read(fake_nvml({"nvmlDeviceGetP2PStatus": "Not Supported"}, **two))
     assert signals["gpu.p2p"].reason == "NVML: Not Supported"
     assert nvml.read(fake_nvml())[0]["gpu.p2p"].value == []
-    assert "gpu.p2p" not in nvml.read(fake_nvml(), nvml.IDENTITY)[0]
+    assert "gpu.p2p" not in nvml.read(fake_nvml(), (nvml.VERSIONS, nvml.IDENTITY))[0]
 
 
 def test_who_computes_is_told_by_name_where_the_driver_tells_it(fake_nvml: Fake) -> None:

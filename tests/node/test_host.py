@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envcheck.node import buses, containers, host, signal_source
+from envcheck.node import buses, host, signal_source
 from tests.builders import plant
 from tests.node.conftest import read
 from tests.tables import each
@@ -155,7 +155,6 @@ def test_no_text_breaks_a_parser(text: str) -> None:
     host.gpu_modules(text)
     host.hypervisor(text)
     host.cached_libraries(text.encode(), "libcuda.so.1")
-    containers.cgroup_path(text)
     host.cpu_list(text)
 
 
@@ -177,37 +176,33 @@ def test_names_of_cpu_os_modules_and_libraries() -> None:
     assert host.gpu_modules("nvidia 1 2 -\nnouveau 1 0 -\nxfs 1 -\n") == ["nouveau", "nvidia"]
     cache = b"glibc-ld.so.cache1.1\0libcuda.so.1\0/usr/lib/libcuda.so.1\0/usr/lib/libcuda.so\0"
     assert host.cached_libraries(cache, "libcuda.so.1") == ["/usr/lib/libcuda.so.1"]
-    assert host.library_version("/usr/lib/libcuda.so") is None
 
 
 def test_cgroup_limits_of_both_versions() -> None:
-    assert containers.memory_limit("max\n") == "unlimited"
-    assert containers.memory_limit("9223372036854771712\n") == "unlimited"
-    assert containers.memory_limit("2147483648\n") == 1 << 31
-    assert containers.cgroup_path("0::/system.slice/x\n") == "/system.slice/x"
-    assert containers.cgroup_path("5:memory:/docker/1\n") is None
+    assert host.memory_limit("max\n") == "unlimited"
+    assert host.memory_limit("9223372036854771712\n") == "unlimited"
+    assert host.memory_limit("2147483648\n") == 1 << 31
     with pytest.raises(ValueError, match="x"):
-        containers.memory_limit("x")
+        host.memory_limit("x")
 
 
 @each(
-    ("marks", "name"),
+    ("environ", "file", "said", "name"),
     [
-        ({"environ": {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "dockerenv": True}, "kubernetes"),
-        ({"environ": {"APPTAINER_CONTAINER": "/x.sif"}}, "apptainer"),
-        ({"containerenv": True}, "podman"),
-        ({"dockerenv": True}, "docker"),
-        ({"environ": {"container": "lxc"}}, "lxc"),
-        ({"init_cgroup": "1:name=systemd:/docker/abc"}, "docker"),
-        ({}, "none"),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, ".dockerenv", "", "kubernetes"),
+        ({"APPTAINER_CONTAINER": "/x.sif"}, "nothing", "", "apptainer"),
+        ({}, "run/.containerenv", "", "podman"),
+        ({}, ".dockerenv", "", "docker"),
+        ({"container": "lxc"}, "nothing", "", "lxc"),
+        ({}, "proc/1/cgroup", "1:name=systemd:/docker/abc", "docker"),
+        ({}, "run/systemd/container", "lxc\n", "lxc"),
+        ({}, "run/systemd/container", "wsl\n", "none"),
+        ({}, "nothing", "", "none"),
     ],
 )
-def test_each_container_runtime_leaves_its_mark(marks: dict[str, object], name: str) -> None:
-    nothing: dict[str, object] = {"dockerenv": False, "containerenv": False, "environ": {}, "init_cgroup": ""}
-    assert containers.runtime(**{**nothing, **marks}) == name  # type: ignore[arg-type] # one dict of all kinds
-
-
-@each("told, name", [("lxc", "lxc"), ("wsl", "none")])
-def test_systemd_tells_what_started_it(tmp_path: Path, told: str, name: str) -> None:
-    plant(tmp_path, {"run/systemd/container": f"{told}\n"})
-    assert containers.sources(tmp_path, {})["container.runtime"].signal().value == name
+def test_each_container_runtime_leaves_its_mark(
+    tmp_path: Path, environ: dict[str, str], file: str, said: str, name: str
+) -> None:
+    root = tmp_path / f"{file} {name} {len(environ)}".replace("/", "-")
+    plant(root, {file: said})
+    assert host.container_sources(root, environ)["container.runtime"].signal().value == name

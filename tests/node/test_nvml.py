@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.node import nvml, nvml_queries, subprocesses
+from envcheck.node import nvml, subprocesses
 from tests.node.conftest import ASKED, field
 from tests.tables import each
 from tests.waiting import eventually, runs
@@ -20,7 +20,7 @@ def test_every_query_has_its_value_with_its_unit(fake_nvml: Fake) -> None:
     signals, [gpu] = nvml.read(fake_nvml())
     assert {name for name, signal in gpu.signals.items() if signal.value is None} == set()
     assert {name for name, signal in signals.items() if signal.value is None} == set()
-    assert {query.name for query in nvml_queries.QUERIES if not query.type(gpu.signal(query.name).value)} == set()
+    assert {query.name for query in nvml.QUERIES if not query.type(gpu.signal(query.name).value)} == set()
     assert {name: signal.value for name, signal in signals.items() if not nvml.TYPES[name](signal.value)} == {}, (
         "the fake NVML answers 0: set another answer in tests/node/conftest.py, or correct the type"
     )
@@ -215,7 +215,7 @@ def test_what_nvml_says_there_is_what_it_would_say_here(installed_nvml: Fake, fa
         ("os.abort()", "asking NVML: died of SIGABRT"),
         ("os._exit(7)", "asking NVML: exit code 7"),
         ("raise OSError('odd')", "asking NVML: exit code 1: OSError: odd"),
-        ("print('hello')", "asking NVML: Expecting value"),
+        ("print('hello')", "asking NVML: JSON is malformed"),
         ("raise ModuleNotFoundError(\"No module named 'pynvml'\")", "nvidia-ml-py: No module named 'pynvml'"),
     ],
 )

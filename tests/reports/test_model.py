@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from envcheck.checks import Limit
 from envcheck.cli.commands.report import schema_of
 from envcheck.errors import ConfigError
 from envcheck.reports import model
 from envcheck.reports.model import encode, load, rejudge, write
 from envcheck.runner.execute import Run
 from envcheck.runner.local_python import ChosenPython, LocalPython
-from envcheck.runner.schema import LimitRow, OutcomeRow, Plan
+from envcheck.runner.schema import OutcomeRow, Plan
 from envcheck.runner.worker_session import RunPlan
 from tests.builders import report
 
@@ -28,7 +29,7 @@ FAIL = OutcomeRow(
     summary="slow",
     value=1.0,
     unit="GB/s",
-    limit=LimitRow(value=2.0, unit="GB/s", source="a test", kind="at least"),
+    limit=Limit(value=2.0, unit="GB/s", source="a test", kind="at least"),
     remedy="wait",
     details={"curve": [[1, 2.0]]},
     ranks=[{"x": "nan"}, None],

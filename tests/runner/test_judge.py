@@ -7,7 +7,7 @@ from typing import Any
 from envcheck.checks import ERROR, FAIL, PASS, Outcome, View, failed, passed, skipped, too_slow
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.runner import judging, outcomes
-from envcheck.runner.judging import decide, exit_code, unmeasured, verdict
+from envcheck.runner.judging import decide, unmeasured, verdict
 from envcheck.runner.outcomes import outcome_row
 from envcheck.runner.planning import CheckModule, plan
 from envcheck.runner.schema import OutcomeRow
@@ -68,7 +68,7 @@ def test_gpus_enough_one_too_few_and_none() -> None:
     ],
 )
 def test_the_exit_code(statuses: list[str], code: int) -> None:
-    assert exit_code(statuses) == code
+    assert verdict([row("x", status) for status in statuses], "gpu").exit_code == code
 
 
 def test_a_verdict_on_a_cpu_never_reads_like_a_gpus() -> None:

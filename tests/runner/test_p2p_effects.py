@@ -95,7 +95,9 @@ def nursery(add: Callable[..., Path], tmp_path: Path) -> _Nursery:
     add("hangs", BODY, options="ranks=0, timeout=1")
     (tmp_path / "worker").mkdir()
     (tmp_path / "worker" / "site").symlink_to(tmp_path / "site" / "env")
-    return _Nursery(tmp_path / "worker", {"ours": True, "nproc": 2, "budget": None, "environment": {}, "run": "1"})
+    return _Nursery(
+        tmp_path / "worker", {"ours": True, "nproc": 2, "budget": None, "environment": {}, "run": "1", "level": "full"}
+    )
 
 
 def test_a_group_that_hangs_is_ended_and_run_once_more_without_peer_to_peer(nursery: _Nursery, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from envcheck.images.spec import load_spec
 from envcheck.matrix.facts.model import Cell
 from envcheck.matrix.file.load import load
 from envcheck.runner.execute import Run
+from envcheck.runner.local_python import with_packages
 from envcheck.runner.planning import STARTING, CheckModule, discover, expected_to_fit, most_telling_first, plan, select
-from envcheck.runner.promises import with_packages
 from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.worker_session import RunPlan, worker_plan
 from tests.builders import check_module

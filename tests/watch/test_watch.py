@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
-from envcheck.watch.record import GpuSample, TreeSample, WatchRecord, page, summarize, thinned
+from envcheck.watch.run_command import GpuSample, TreeSample, WatchRecord, page, summarize, thinned
 from tests.tables import each
 from tests.waiting import eventually
 

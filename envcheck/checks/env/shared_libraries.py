@@ -1,7 +1,7 @@
 """The loader takes the first library of a name, wherever that is, and torch was built against one of them.
 
 A NumPy of another ABI than torch's lets it be imported, and every exchange of an array raises (pytorch/pytorch#132179).
-Where torch cannot be imported, the cause is judged from what the worker tried then (runner/worker/import_trials.py):
+Where torch cannot be imported, the cause is judged from what the worker tried then (runner/worker/torch_facts.py):
 another libtorch or NCCL first on LD_LIBRARY_PATH (pytorch/pytorch#62650, #119072), NCCL's packages of two CUDAs in one
 directory (pytorch/pytorch#186591).
 """
@@ -146,8 +146,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if (cause := blamed(view.environment)) is not None:
         return cause
     if view.environment.get("import_trials"):
-        text, fix = f"torch cannot be imported: {told(view.environment)}", remedy(view.environment, _REINSTALL)
-        return undecided(text, fix=fix, code="torch.import")
+        fix = import_remedy(view.environment, _REINSTALL)
+        return undecided(f"torch cannot be imported: {import_error(view.environment)}", fix=fix, code="torch.import")
     if not view.environment.get("torch"):
         return skipped(f"no torch to look into: {view.environment.get('error', 'none was asked')}", code="torch.none")
     entry = ranks[0] if ranks else {}
@@ -174,14 +174,14 @@ def blamed(environment: Mapping[str, Any]) -> Outcome | None:
     return worst(findings, findings[0]) if findings else None
 
 
-def told(environment: Mapping[str, Any]) -> str:
+def import_error(environment: Mapping[str, Any]) -> str:
     """Return why torch is not there, with the library that the loader was in where a signal ended the import."""
     trials = environment.get("import_trials")
     last = trials.get("last") if isinstance(trials, dict) else None
     return f"{environment['error']}{f', in {last}' if last else ''}"
 
 
-def remedy(environment: Mapping[str, Any], otherwise: str) -> str:
+def import_remedy(environment: Mapping[str, Any], otherwise: str) -> str:
     """Return what mends an import whose words are known; `otherwise` where they are not."""
     matches = ((re.search(pattern, str(environment.get("error"))), fix) for pattern, fix, _ in _KNOWN)
     return next((match.expand(fix) for match, fix in matches if match), otherwise)

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envcheck.binaries import native_library
-from envcheck.binaries.elf import BinaryError, Elf
-from envcheck.binaries.native_library import Library, read_library
+from envcheck.binaries.native_library import BinaryError, Elf, Library, read_library
 from envcheck.checks.support.package_files import EDITABLE, key
 
 # What the others stand on: torch and triton are judged by their own checks, and NVIDIA's packages bring the libraries.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import click
 import msgspec
 
-from envcheck.binaries.elf import BinaryError
+from envcheck.binaries.native_library import BinaryError
 from envcheck.binaries.wheel_members import read_members
 from envcheck.cli import Settings
 from envcheck.cli.options import ARCHS, Argument, JsonOption, Option, ReleaseOptions, command_with

@@ -15,8 +15,7 @@ from envcheck.cli.shared.process import say
 from envcheck.counting import printable
 from envcheck.errors import refuse
 from envcheck.node.collect import find_library
-from envcheck.watch.record import WatchRecord, document, page, summarize
-from envcheck.watch.run_command import watch
+from envcheck.watch.run_command import WatchRecord, document, page, summarize, watch
 
 # Seconds. Reading /proc and NVML takes milliseconds.
 _SHORTEST: Final = 0.01

@@ -16,8 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envcheck.binaries import native_library
-from envcheck.binaries.elf import ordered
-from envcheck.binaries.native_library import Library, dotted, is_foreign
+from envcheck.binaries.native_library import Library, dotted, is_foreign, ordered
 from envcheck.binaries.wheel_members import WheelContents
 from envcheck.errors import refuse
 from envcheck.matrix.extensions.file import Abi, Channel, Extension, ExtensionRelease, Extensions, ExtensionWheel

@@ -10,7 +10,6 @@ from typing import Any, Final
 import msgspec
 
 from envcheck.counting import printable
-from envcheck.node import snapshot
 from envcheck.node.snapshot import Gpu
 from envcheck.reports import phrases
 from envcheck.reports.formats import Format
@@ -233,8 +232,12 @@ def _evidence(report: RunReport) -> str:
         kept = msgspec.to_builtins(outcome)
         shown = {key: kept[key] for key in kept if kept[key] not in (None, "", [], {}) and key not in ("id", "kind")}
         folded.append(_folded(f"{outcome.id}: {promises.get(outcome.id, outcome.summary)}", shown))
+    node = msgspec.to_builtins(report.snapshot)
+    for part in (node, *node["gpus"]):
+        signals = part["signals"].items()
+        part["signals"] = {name: {k: v for k, v in signal.items() if v not in (None, "")} for name, signal in signals}
     sections = {
-        "the data read from the node": snapshot.to_json(report.snapshot),
+        "the data read from the node": node,
         "the environment": report.environment,
         "its promises": report.promises,
         "the plan": msgspec.to_builtins(report.plan),

@@ -25,18 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from envcheck.checks.support.exact_data import SEED
-from envcheck.runner.worker import import_trials, process_limits, process_tree, rank_group, torch_facts
+from envcheck.node import subprocesses
+from envcheck.runner.worker import process_limits, rank_group, torch_facts
 
 NODE_READ = "node-read"  # the file beside the plan that says so
 # Of a group over several nodes: the file beside the plan that says which part of it this node has, once all nodes are
 # ready, and the one that says that the running check's ranks wait for nodes that are lost.
 NODES_READY, NODES_LOST = "nodes-ready.json", "nodes-lost"
-_PROBE_TIMEOUT = 90.0
 MOST_STRETCH = 10.0
-_NODE_TIMEOUT = 60.0  # NVML itself is given up long before
 _TICK = 0.01
-_WAITING = 5.0  # how often it says that it waits for other nodes
-_GUARD_TICK = 0.02
 _LIMIT = 5.0
 # NVIDIA NCCL user guide, Environment Variables: no direct access between GPUs, be it over NVLink or PCI.
 KEPT = ("ran_with", "hung", "throttled")
@@ -73,7 +70,7 @@ def stretch(took: float, planned: float | None) -> float:
 
 def run(directory: Path, plan: dict[str, Any]) -> None:
     """Carry out a plan; every result is an event."""
-    process_tree.adopt_orphans()
+    subprocesses.adopt_orphans()
     os.chdir(directory)  # where temporary files go when nothing else can be written to
     # NVML counts by PCI bus; CUDA's own default counts by speed.
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -116,7 +113,11 @@ class _Nursery:
         # libgomp binds this process to the cores of GOMP_CPU_AFFINITY when it is loaded.
         begun, cores = time.monotonic(), rank_group.threads(1)
         threads = min(rank_group.chosen_threads(os.environ) or cores, cores)
-        error = self._imported()
+        error = self.plan.get("import_ended")
+        if error is None:
+            error = self._load("torch")
+        else:
+            torch_facts.refuse_torch(error)  # it ended the process before this one
         imported = {"import_seconds": round(time.monotonic() - begun, 3)} if error is None else self._failed(error)
         facts = {**torch_facts.python_facts(), "threads": threads, **imported}
         facts["start"] = "spawn" if self.plan["spawn"] or torch_facts.cuda_is_up() else "fork"
@@ -125,24 +126,16 @@ class _Nursery:
         self.stretch = stretch(time.monotonic() - self.begun, self.plan.get("starting"))
         if facts.get("cuda"):
             # Wait until the node was read: memory that is held before CUDA starts here is somebody else's.
-            deadline = time.monotonic() + _NODE_TIMEOUT
+            deadline = time.monotonic() + 60.0  # NVML itself is given up long before
             while not (self.directory / NODE_READ).exists() and time.monotonic() < deadline:
                 time.sleep(_TICK)
             facts.update(self._probe("device_facts", facts["start"]))
         return facts
 
-    def _imported(self) -> str | None:
-        """Import torch, unless that ended the process before this one; return why it is not there."""
-        ended: str | None = self.plan.get("import_ended")
-        if ended is None:
-            return self._load("torch")
-        import_trials.refuse(ended)
-        return ended
-
     def _failed(self, error: str) -> dict[str, Any]:
         try:
             there = importlib.util.find_spec("torch") is not None
-            tried = {"import_trials": import_trials.measure(error, self.scratch)} if there else {}
+            tried = {"import_trials": torch_facts.try_imports(error, self.scratch)} if there else {}
         except Exception as failed:  # noqa: BLE001 (what broke the import may break this too, such as a limit)
             tried = {"import_trials": {"untried": str(failed)}}
         return {"error": error, **tried}
@@ -164,7 +157,7 @@ class _Nursery:
             time.sleep(_TICK)
             if time.monotonic() >= until:
                 self.events.emit("waiting")
-                until = time.monotonic() + _WAITING
+                until = time.monotonic() + 5.0
         self.part = json.loads(ready.read_text(encoding="utf-8"))
         self.groups.update(self.part["environment"])
 
@@ -174,18 +167,17 @@ class _Nursery:
         return int(check["ranks"] or facts["device_count"] or self.plan["nproc"])
 
     def check(self, check: dict[str, Any], facts: dict[str, Any]) -> None:
+        place: dict[str, Any] = {name: int(self.part[name]) for name in ("first", "here", "node", "nodes") if self.part}
+        port = {"MASTER_PORT": str(self.part["ports"][check["id"]])} if self.part else {}
         job = rank_group.Job(
             source=check["source"].replace("file:", f"file:{self.directory}/", 1),
             world=self.world(check, facts),
             gpu=facts["device_count"] > 0,
             start=facts["start"],
-            environment=dict(self.groups),
-            level=self.plan.get("level", "standard"),
+            environment={**self.groups, **port},
+            level=self.plan["level"],
+            **place,
         )
-        if self.part:
-            place: dict[str, Any] = {name: int(self.part[name]) for name in ("first", "here", "node", "nodes")}
-            port = {"MASTER_PORT": str(self.part["ports"][check["id"]])}
-            job = dataclasses.replace(job, environment={**self.groups, **port}, **place)
         done = self._group(check, job)
         environment = {**os.environ, **self.groups}
         if self.may_try_again and worth_another_try(done, environment, gpu=job.gpu, world=job.world):
@@ -197,12 +189,12 @@ class _Nursery:
 
     def _group(self, check: dict[str, Any], job: rank_group.Job, suffix: str = "") -> dict[str, Any]:
         limit = check["timeout"] * self.stretch
-
-        def started(group: int) -> None:
-            self.events.emit("started", id=check["id"], group=group, limit=limit)
-
         directory, lost = self.scratch / f"{check['id']}{suffix}", self.directory / NODES_LOST
-        done = rank_group.run_group(job, directory, limit, self.events.close, started, lost.exists)
+        done = rank_group.run_group(
+            *(job, directory, limit, self.events.close),
+            lambda group: self.events.emit("started", id=check["id"], group=group, limit=limit),
+            lost.exists,
+        )
         return {"environment": job.environment, **done}
 
     def _load(self, module: str) -> str | None:
@@ -218,7 +210,7 @@ class _Nursery:
 
     def _probe(self, name: str, start: str) -> dict[str, Any]:
         job = rank_group.Job(source=f"module:envcheck.runner.worker.torch_facts:{name}", start=start)
-        done = rank_group.run_group(job, self.scratch / name, _PROBE_TIMEOUT, self.events.close)
+        done = rank_group.run_group(job, self.scratch / name, 90.0, self.events.close)
         if done["error"]:
             return {f"{name}_error": done["error"]["text"]}
         return dict(done["ranks"][0])
@@ -230,14 +222,14 @@ def guard(argv: list[str]) -> int:
     plan: dict[str, Any] = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
     # Python 3.12 warns of a fork beside threads; that the nursery runs no torch operation is what makes it safe.
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
-    process_tree.adopt_orphans()
+    subprocesses.adopt_orphans()
     status = _watch_nursery(_start_nursery(directory, plan))
-    process_tree.end_descendants(_LIMIT)
+    subprocesses.end_descendants(_LIMIT)
     said = directory / "events.jsonl"
     if status and not (said.exists() and said.stat().st_size):  # before it says anything a nursery only imports torch
-        plan["import_ended"] = import_trials.lost(status, directory / "worker.log", plan["import_timeout"])
+        plan["import_ended"] = torch_facts.lost_import(status, directory / "worker.log", plan["import_timeout"])
         status = _watch_nursery(_start_nursery(directory, plan))
-        process_tree.end_descendants(_LIMIT)
+        subprocesses.end_descendants(_LIMIT)
     if status:
         ended = {"signal": signal.Signals(-status).name} if status < 0 else {"code": status}
         Events(directory, plan["run"]).emit("died", **ended)
@@ -255,7 +247,7 @@ def _start_nursery(directory: Path, plan: dict[str, Any]) -> int:
     pid = os.fork()
     if pid:
         return pid
-    process_tree.die_with_parent(guard)
+    subprocesses.die_with_parent(guard)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     code = 1
     try:
@@ -274,7 +266,7 @@ def _start_nursery(directory: Path, plan: dict[str, Any]) -> int:
 def _watch_nursery(nursery: int) -> int | None:
     """Return the nursery's wait status when it ends (positive: exit code, negative: signal); None on a cut lifeline."""
     while True:
-        ready, _, _ = select.select([0], [], [], _GUARD_TICK)
+        ready, _, _ = select.select([0], [], [], 0.02)
         if ready and not os.read(0, 4096):
             return None
         # Orphans come to us too; leave them to the end and wait for the nursery alone.
@@ -294,11 +286,8 @@ def later_environment(check: Mapping[str, Any], done: Mapping[str, Any], now: Ma
 
 def kept(done: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a report keeps of how a group ran, by KEPT: variables set for it, why it ran again, its CPU quota."""
-    facts = (
-        [f"{name}={value}" for name, value in done["environment"].items() if name != SEED],
-        done.get("hung"),
-        done.get("throttled"),
-    )
+    variables = [f"{name}={value}" for name, value in done["environment"].items() if name != SEED]
+    facts = (variables, done.get("hung"), done.get("throttled"))
     return {name: value for name, value in zip(KEPT, facts) if value}
 
 

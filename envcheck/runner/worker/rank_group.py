@@ -24,7 +24,8 @@ from typing import Any
 
 from envcheck.checks import Rank
 from envcheck.checks.support import control_group, progress_file
-from envcheck.runner.worker import group_ending, process_limits, process_tree
+from envcheck.node import subprocesses
+from envcheck.runner.worker import group_ending, process_limits
 
 LOG_LIMIT = 1 << 16  # a dump of 100 frames is 15 KiB, and its head says where it hangs
 _GRACE = 2.0  # what a group has left once one of its ranks is lost, and after SIGTERM
@@ -119,7 +120,7 @@ def run_group(
     after = min(timeout, round(time.monotonic() - begun, 1))
     states = _states(hung)
     manner = _stop(members, group) if hung else ""
-    survivors = process_tree.end_descendants(_GRACE)
+    survivors = subprocesses.end_descendants(_GRACE)
     for member in members:
         while member.read():
             pass
@@ -135,17 +136,16 @@ def run_group(
         "seconds": round(time.monotonic() - begun, 3),
         "body": max([r.get("seconds", 0.0) for r in results.values()]),
         "logs": [m.log for m in members],
-        "survivors": [{"pid": pid, "state": process_tree.state(pid)} for pid in survivors],
+        "survivors": [{"pid": pid, "state": subprocesses.state(pid)} for pid in survivors],
         "progress": [[states.get(m.rank, ""), *progress[m.rank]] for m in members],
         "throttled": control_group.held(quotas),
     }
 
 
 def _not_started(job: Job, members: list[_Member], error: OSError) -> dict[str, Any]:
-    # Those that were started before it are ended.
     if members:
         _stop(members, members[0].pid)
-    process_tree.end_descendants(_GRACE)
+    subprocesses.end_descendants(_GRACE)
     for member in members:
         os.close(member.pipe)
     text, ranks = process_limits.explained(f"could not be started: {error.strerror or error}"), len(job.ranks)
@@ -174,7 +174,11 @@ def _function(source: str) -> Any:
 
 
 def _start(job: Job, directory: Path, forget: Callable[[], None], members: list[_Member]) -> None:
-    port, parent = _free_port(), os.getpid()
+    parent, address = os.getpid(), loopback()
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        with contextlib.suppress(OSError):  # no loopback is up: a rank that needs one says so
+            probe.bind((address, 0))
+        port = int(probe.getsockname()[1])
     sys.stdout.flush()
     sys.stderr.flush()
     for rank in job.ranks:
@@ -187,8 +191,8 @@ def _start(job: Job, directory: Path, forget: Callable[[], None], members: list[
             raise
         if not pid:
             try:
-                process_tree.die_with_parent(parent)
-                process_tree.die_first()
+                subprocesses.die_with_parent(parent)
+                subprocesses.die_first()
                 os.setpgid(0, members[0].pid if members else 0)
                 forget()
                 _child(job, rank, port, directory, writing_end)
@@ -221,14 +225,6 @@ def _child(job: Job, rank: int, port: int, directory: Path, output: int) -> None
     be_rank(job, rank, directory)
 
 
-def _free_port() -> int:
-    address = loopback()
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        with contextlib.suppress(OSError):  # no loopback is up: a rank that needs one says so
-            probe.bind((address, 0))
-        return int(probe.getsockname()[1])
-
-
 def _watch(members: list[_Member], directory: Path, deadline: float, cancelled: Callable[[], bool]) -> list[_Member]:
     """Return the members that ended by themselves, first to end first; a lost one shortens the others' time."""
     ended: list[_Member] = []
@@ -248,7 +244,7 @@ def _watch(members: list[_Member], directory: Path, deadline: float, cancelled: 
             if time.monotonic() >= look:
                 look = time.monotonic() + _LOOK
                 running = [m for m in members if m.status is None]
-                stopped = stopped + 1 if any(process_tree.state(m.pid) == "T" for m in running) else 0
+                stopped = stopped + 1 if any(subprocesses.state(m.pid) == "T" for m in running) else 0
                 if stopped >= _STOPPED or cancelled():
                     break
     return ended
@@ -256,15 +252,15 @@ def _watch(members: list[_Member], directory: Path, deadline: float, cancelled: 
 
 def _states(members: list[_Member]) -> dict[int, str]:
     """Return the kernel's letter for each rank; a sleep in the kernel that is over a moment later is none."""
-    first = {m.rank: process_tree.state(m.pid) for m in members}
+    first = {m.rank: subprocesses.state(m.pid) for m in members}
     if "D" in first.values():
         time.sleep(_TICK * 4)
-    return {m.rank: "S" if first[m.rank] == "D" != process_tree.state(m.pid) else first[m.rank] for m in members}
+    return {m.rank: "S" if first[m.rank] == "D" != subprocesses.state(m.pid) else first[m.rank] for m in members}
 
 
 def _stop(members: list[_Member], group: int) -> str:
     for name, number in (("SIGTERM", signal.SIGTERM), ("SIGKILL", signal.SIGKILL)):
-        process_tree.signal_quietly(-group, number)
+        subprocesses.signal_quietly(-group, number)
         until = time.monotonic() + _GRACE
         while time.monotonic() < until:
             for member in members:

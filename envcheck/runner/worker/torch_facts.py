@@ -4,30 +4,78 @@ python "3.11.2", executable, prefix        always
 packages {"torch": "2.13.0", ...}          installed distributions, by normalised name: all of them in an environment
                                            that envcheck made, elsewhere only torch's family and NVIDIA's
 threads 8                                  the threads that OpenMP starts: of OMP_NUM_THREADS, at most one a core
-error, import_trials {…}                   why torch cannot be imported, and what was tried then: see import_trials.py
-                                           (then nothing below is there)
+error, import_trials {…}                   why torch cannot be imported, and what was tried: then nothing below is there
 torch "2.13.0+cpu", cuda "12.8" | None, cudnn "9.10.2" | None, nccl "2.27.5" | None, hip, git_version,
 arch_list ["sm_80", ...]                   what it was built with; build_facts_error when even asking crashed
 device_count, devices [{index, name, capability "9.0", uuid, memory (bytes)}], device_error
                                            what CUDA shows; device_facts_error when asking crashed or hung
 libcuda "/usr/…/libcuda.so.570.124.06"     the driver library that was loaded, cuda-compat's or the driver's own; and
 cuinit 0                                   what cuInit returned (CUresult); neither where there is no libcuda
+
+What is tried once torch cannot be imported, so that a file, a variable or a package can be blamed:
+
+unlike ["/…/libtorch_cpu.so: 5 bytes, and …"]  libraries of torch's family that are not as large as they were installed
+works_without ["LD_LIBRARY_PATH"]              variables without which the import works in a fresh process
+taken ["/opt/x/libgomp.so.1 (4.5), not …"]     libraries that a failing import finds elsewhere than one that works
+modules ["/opt/x/typing_extensions.py"]        what a failing import took from PYTHONPATH
+last "/…/libtorch_cpu.so"                      the library that the loader was in when the import died of a signal
+
+ld.so says with LD_DEBUG=libs,files where it looks and what it loads (man ld.so); another loader says nothing.
 """
 
 from __future__ import annotations
 
+import csv
 import ctypes
 import importlib
+import importlib.machinery
 import importlib.metadata
+import locale
+import mmap
 import os
 import platform
 import re
+import signal
 import sys
-from typing import Any
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from envcheck.checks.support import package_files
+from envcheck.node import subprocesses
+from envcheck.runner.worker import process_limits
 
 # Where an environment made by envcheck says so: beside its Python, or in its image.
 _OURS = ("{prefix}/envcheck-promises.json", "/etc/envcheck/promises.json")
 _FAMILY = re.compile(r"(pytorch-)?(torch|triton)(-\w+)?|torch(vision|audio|text|data|ao|codec)|nvidia-.+")
+VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH")
+LOCALE = {"LC_ALL": "C.UTF-8"}
+_TOGETHER = 120.0  # seconds for all trials; an import took at most plan["import_timeout"] before
+_SHOWN = 10
+_END = 4096
+_CODE = """
+import os, sys
+print("process:%d" % os.getpid(), file=sys.stderr, flush=True)
+try:
+    import torch
+finally:
+    places = tuple(os.path.join(p, "") for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)
+    files = [str(getattr(m, "__file__", None)) for m in list(sys.modules.values())]
+    print("\\n".join("from:" + f for f in files if places and f.startswith(places)), file=sys.stderr)
+"""
+# What is asked for, a place where it may be, and a file that is read or initialised.
+_SAID = [
+    re.compile(text) for text in (r"find library=(\S+)", r"trying file=(\S+)", r"(?:init: |trying file=|\tfile=)(/\S+)")
+]
+_OVER = re.compile("opening file=|transferring control|calling fini")  # that loading came to its end
+_VERSIONS = {
+    "libstdc++": rb"GLIBCXX_(\d+(?:\.\d+)*)\0",
+    "libgomp": rb"GOMP_(\d+(?:\.\d+)*)\0",
+    "libgcc_s": rb"GCC_(\d+(?:\.\d+)*)\0",
+    "libnccl": rb"NCCL version (\d+(?:\.\d+)*)",
+}
 
 
 def python_facts() -> dict[str, Any]:
@@ -133,3 +181,131 @@ def _device(torch: Any, index: int) -> dict[str, Any]:
         "uuid": f"GPU-{uuid}" if uuid and not uuid.startswith(("GPU-", "MIG-")) else uuid or None,
         "memory": properties.total_memory,
     }
+
+
+class Trial(NamedTuple):
+    """One import in a fresh process: its wait status, the libraries by name, and the last that the loader named."""
+
+    status: int
+    libraries: dict[str, str]
+    last: str
+    modules: list[str]
+
+
+def refuse_torch(why: str) -> None:
+    """Have `import torch` raise in this process and its forks, where it would end them; its place can be asked."""
+
+    def execute(_module: Any) -> None:
+        raise ImportError(why)
+
+    def find_spec(name: str, path: Any = None, _target: Any = None) -> Any:
+        spec: Any = importlib.machinery.PathFinder.find_spec(name, path) if name == "torch" else None
+        if spec is not None:
+            spec.loader = SimpleNamespace(create_module=lambda _: None, exec_module=execute)
+        return spec
+
+    sys.meta_path.insert(0, SimpleNamespace(find_spec=find_spec))
+
+
+def lost_import(status: int, log: Path, timeout: float) -> str:
+    """Say how a process ended while it imported torch: `status` is its exit code, or the negated signal."""
+    name = _signal(-status) if status < 0 else ""
+    if name == "SIGALRM":
+        return f"importing torch took longer than {timeout:g} s"
+    last = process_limits.telling_line(_end(log)) if log.exists() else ""
+    manner = f"died of {name}" if name else f"exited with code {status}"
+    return process_limits.explained(f"the worker {manner} while importing torch{': ' if last else ''}{last}")
+
+
+def _signal(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+def _end(log: Path) -> str:
+    """Return the end of a log, of which a process may have made a file of any length."""
+    with log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _END))
+        return file.read(_END).lstrip(b"\0").decode(errors="replace")
+
+
+def try_imports(error: str, directory: Path) -> dict[str, Any]:
+    """Return what can be blamed for an import of torch that failed with `error`; `directory` takes what is written."""
+    unlike = [*_unlike()][:_SHOWN]
+    # An import that the kernel ends for time or memory ends so again, and takes its time.
+    if unlike or any(word in error for word in ("SIGKILL", "SIGALRM", "SIGXCPU", "took longer")):
+        return {"unlike": unlike}
+    until = time.monotonic() + _TOGETHER
+    failing = _trial(dict(os.environ), directory, until)
+    found: dict[str, Any] = {"unlike": [], "works_without": [], "taken": [], "modules": failing.modules[:_SHOWN]}
+    set_here = [name for name in VARIABLES if os.environ.get(name)]
+    clean = _trial({**_less(*set_here), **LOCALE}, directory, until)
+    if failing.status and not clean.status:
+        alone = {name: _less(name) for name in set_here}
+        if not locale.getpreferredencoding(do_setlocale=False).upper().startswith("UTF"):
+            alone["LC_ALL"] = {**os.environ, **LOCALE}
+        works = [name for name in alone if len(alone) == 1 or not _trial(alone[name], directory, until).status]
+        pairs = [(path, clean.libraries.get(name, path)) for name, path in sorted(failing.libraries.items())]
+        taken = [(path, own) for path, own in pairs if os.path.realpath(path) != os.path.realpath(own)]
+        found["works_without"] = works or set_here
+        found["taken"] = [f"{path} ({version(path)}), not {own} ({version(own)})" for path, own in taken][:_SHOWN]
+    return {**found, "last": failing.last if failing.status < 0 else ""}
+
+
+def _less(*names: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in names}
+
+
+def _unlike() -> Iterator[str]:
+    """Yield the libraries of torch's family that are gone or of another size than RECORD has; conda changes some."""
+    for package in [p for p in package_files.packages() if not package_files.OVERLAID.match(p.name)]:
+        where = Path(package.where)
+        record = where / "RECORD"
+        text = record.read_text(encoding="utf-8") if package.ledger == "RECORD" and record.exists() else ""
+        for row in csv.reader(text.splitlines()):
+            if len(row) > 2 and ".so" in row[0] and row[2].isdecimal():  # noqa: PLR2004 (path, hash, size)
+                path = Path(os.path.normpath(where.parent / row[0]))
+                actual = path.stat().st_size if path.exists() else 0
+                if actual != int(row[2]):
+                    yield f"{path}: {actual} bytes, and was installed with {row[2]}"
+
+
+def _trial(variables: Mapping[str, str], directory: Path, until: float) -> Trial:
+    """Import torch in a fresh process; one for which no time is left has failed."""
+    spoken = {"LD_DEBUG": "libs,files", "LD_DEBUG_OUTPUT": str(directory / "loader")}
+    command = [sys.executable, "-B", "-c", _CODE]
+    done = subprocesses.run(command, max(until - time.monotonic(), 1.0), 0.0, {**variables, **spoken})
+    process = re.search(r"^process:(\d+)$", done.errors, re.MULTILINE)
+    log = directory / f"loader.{process[1] if process else ''}"
+    said = log.read_text(errors="replace") if log.exists() else ""
+    return Trial(1 if done.code is None else done.code, *_read(said), re.findall(r"(?m)^from:(.+)$", done.errors))
+
+
+def _read(log: str) -> tuple[dict[str, str], str]:
+    """Return where each library was found, by the name that was asked for, and the one that was being loaded last."""
+    libraries: dict[str, str] = {}
+    name, last = "", ""
+    for line in log.splitlines():
+        asked, tried, loaded = (pattern.search(line) for pattern in _SAID)
+        name = asked[1] if asked else name
+        last = "" if _OVER.search(line) else last
+        last = loaded[1] if loaded and os.path.exists(loaded[1]) else last  # noqa: PTH110 (thousands of lines)
+        if tried:
+            libraries[name] = tried[1]
+    return {name: path for name, path in libraries.items() if os.path.exists(path)}, last  # noqa: PTH110 (as above)
+
+
+def version(path: str) -> str:
+    """Return what a library's file says of its version: in its name, else in its text; else its size."""
+    real = os.path.realpath(path)
+    name, _, numbers = os.path.basename(real).partition(".so.")  # noqa: PTH119 (no Path is made here)
+    if "." in numbers:
+        return numbers
+    size = os.path.getsize(real)  # noqa: PTH202 (as above)
+    pattern = _VERSIONS.get(name)
+    if pattern and size:
+        with open(real, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:  # noqa: PTH123 (as above)
+            found = {str(match, "ascii") for match in re.findall(pattern, text)}
+        newest = max(([int(part) for part in one.split(".")] for one in found), default=[])
+        if newest:
+            return ".".join(map(str, newest))
+    return f"{size} bytes"

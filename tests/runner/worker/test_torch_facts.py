@@ -18,7 +18,7 @@ from envcheck.node.snapshot import Snapshot
 from envcheck.runner.execute import Run, Watcher, validate
 from envcheck.runner.local_python import ChosenPython, LocalPython
 from envcheck.runner.planning import discover, plan
-from envcheck.runner.worker import fork_server, import_trials, torch_facts
+from envcheck.runner.worker import fork_server, torch_facts
 from envcheck.runner.worker_session import RunPlan
 
 Torch = Callable[..., None]
@@ -181,9 +181,9 @@ def library(tmp_path: Path) -> Callable[..., Path]:
 def test_a_library_says_its_version_in_its_name_its_text_or_its_size(library: Callable[..., Path]) -> None:
     text = 'char a[] = "GLIBCXX_3.4.9"; char b[] = "GLIBCXX_3.4.30";'
     plain, named = library("libstdc++.so.6", text), library("libnccl.so.2.21.5", "int n;")
-    assert import_trials.version(str(plain)) == "3.4.30"
-    assert import_trials.version(str(named)) == "2.21.5"
-    assert import_trials.version(str(named.rename(named.with_name("libz.so.1")))).endswith(" bytes")
+    assert torch_facts.version(str(plain)) == "3.4.30"
+    assert torch_facts.version(str(named)) == "2.21.5"
+    assert torch_facts.version(str(named.rename(named.with_name("libz.so.1")))).endswith(" bytes")
 
 
 def test_an_import_that_was_lost_is_told_by_any_signal_and_the_end_of_its_log(tmp_path: Path) -> None:
@@ -192,10 +192,10 @@ def test_an_import_that_was_lost_is_told_by_any_signal_and_the_end_of_its_log(tm
         file.truncate(1 << 36)
         file.seek(0, os.SEEK_END)
         file.write(b"OSError: gone\n")
-    assert import_trials.lost(-40, log, 1.0).startswith(
+    assert torch_facts.lost_import(-40, log, 1.0).startswith(
         "the worker died of signal 40 while importing torch: OSError: g"
     )
-    assert "died of SIGSEGV while" in import_trials.lost(-11, tmp_path / "none", 1.0)
+    assert "died of SIGSEGV while" in torch_facts.lost_import(-11, tmp_path / "none", 1.0)
 
 
 def test_a_blank_line_of_a_record_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_a_blank_line_of_a_record_is_passed_over(tmp_path: Path, monkeypatch: py
     names = ("torch", "nvidia-cutlass-dsl-libs-base")
     packages = [SimpleNamespace(where=str(tmp_path), ledger="RECORD", name=name) for name in names]
     monkeypatch.setattr(package_files, "packages", lambda: packages)
-    (unlike,) = import_trials.measure("SIGKILL", tmp_path)["unlike"]
+    (unlike,) = torch_facts.try_imports("SIGKILL", tmp_path)["unlike"]
     assert unlike.endswith("lib.so: 0 bytes, and was installed with 5")
 
 
