@@ -102,15 +102,14 @@ def compare(values: Sequence[float], floor: float = 0.0) -> Deviations:
     usual = statistics.median(values)
     scale = max(SCALE * statistics.median(abs(value - usual) for value in values), floor / FURTHEST)
     if scale == 0:
-        return Deviations(usual, {}, [place for place, value in enumerate(values) if _drifts(value, usual)])
+        whole, distance = usual.is_integer(), FLOOR * abs(usual)
+        other = [
+            value != usual and ((whole and value.is_integer()) or abs(value - usual) > distance) for value in values
+        ]
+        return Deviations(usual, {}, [place for place, drifts in enumerate(other) if drifts])
     least = max(FURTHEST * scale, FLOOR * abs(usual), floor)
     far = {place: (value - usual) / scale for place, value in enumerate(values) if abs(value - usual) > least}
     return Deviations(usual, far, [])
-
-
-def _drifts(value: float, constant: float) -> bool:
-    counts = value.is_integer() and constant.is_integer()
-    return value != constant and (counts or abs(value - constant) > FLOOR * abs(constant))
 
 
 class Member(NamedTuple):

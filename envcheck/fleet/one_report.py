@@ -29,16 +29,10 @@ class _ReadValue(msgspec.Struct):
 _Signals = dict[str, _ReadValue | None]
 
 
-class _PlacePart(msgspec.Struct):
-    node: str = ""
-    node_rank: int = 0
-    nodes: int = 1
-
-
 class _HostPart(msgspec.Struct):
     name: str = ""
     arch: str = ""
-    place: _PlacePart = msgspec.field(default_factory=_PlacePart)
+    place: dict[str, Any] = {}
 
 
 class _GpuPart(msgspec.Struct):
@@ -129,11 +123,6 @@ class CheckValue(msgspec.Struct, frozen=True, gc=False):
     culprit: str
     gpu: str
     summary: str
-
-    @property
-    def noted(self) -> bool:
-        """Tell whether it is more than a pass or a skip."""
-        return self.status not in ("pass", "skip")
 
 
 class GroupReport(NamedTuple):
@@ -249,7 +238,7 @@ def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
     models = {_string(_value(gpu.signals, "name")) for gpu in gpus}
     return NodeReport(
         digest=digest,
-        node=("" if _alone(document, host.place.node or host.name) else _node(host)) or node_of_file(stem),
+        node=("" if _alone(document, host.place.get("node") or host.name) else _node(host)) or node_of_file(stem),
         started=moment(document.started),
         ended=moment(document.ended),
         status=status,
@@ -322,9 +311,9 @@ def moment(text: str) -> float | None:
 
 def _node(host: _HostPart) -> str:
     """Return the node's name as the launcher has it, else the host's; with its number where all are localhost."""
-    name = host.place.node or (host.name if host.name not in ("", "localhost", "localhost.localdomain") else "")
-    if not name and host.place.nodes > 1:
-        return f"node-{host.place.node_rank}"
+    name = host.place.get("node") or (host.name if host.name not in ("", "localhost", "localhost.localdomain") else "")
+    if not name and host.place.get("nodes", 1) > 1:
+        return f"node-{host.place.get('node_rank', 0)}"
     return name if len(name) <= _LONGEST_NAME else f"{name[:60]}…"
 
 

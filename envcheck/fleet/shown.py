@@ -12,16 +12,16 @@ from envcheck.data import rendered
 from envcheck.fleet.cover import FleetPlan, KindOfNodes
 from envcheck.fleet.groups import ConfigurationDrift, FleetGroup, Outlier
 from envcheck.fleet.hostlist import fold, is_name
-from envcheck.fleet.summary import BAD, BadState, FleetAnswer, FleetReport
+from envcheck.fleet.summary import BAD, WORDS, BadState, FleetAnswer, FleetReport
 from envcheck.matrix.resolver.verdict import FORWARD
 from envcheck.reports import phrases
 from envcheck.reports.formats.html import document, prose, text
 from envcheck.reports.formats.prometheus import Sample
 
 WIDTH: Final = 80
+QUIET: Final = ("pass", "skip")
 # As many lines a section; the rest is counted, and whole in --json.
 MOST: Final = 12
-_TITLES: Final = {"fail": "Failed", "error": "Undetermined", "missing": "Missing", "stale": "Stale"}
 
 
 def lines(report: FleetReport) -> Iterator[str]:
@@ -31,7 +31,7 @@ def lines(report: FleetReport) -> Iterator[str]:
     for state in BAD:
         why_not = _alike(report, state).items()
         yield from section(
-            _TITLES[state], [f"{names(nodes)}{f': {why}' * (state != 'missing')}" for why, nodes in why_not]
+            WORDS[state].capitalize(), [f"{names(nodes)}{f': {why}' * (state != 'missing')}" for why, nodes in why_not]
         )
     yield from section("Drift (who differs from most of its group)", [*map(drifted, report.drift)])
     yield from section("Outliers (far from the median of its group)", [*map(outlying, report.outliers)])
@@ -145,7 +145,7 @@ def samples(answer: FleetAnswer) -> Iterator[Sample]:
             doc = "When the newest run of a node ended."
             yield "envcheck_fleet_node_run_end_timestamp_seconds", {"node": node}, read.ended, doc
         for check in read.checks if read else ():
-            if check.noted:
+            if check.status not in QUIET:
                 labels = {"node": node, "check": check.check, "status": check.status, "code": check.code}
                 yield "envcheck_fleet_node_check", labels, 1.0, "A check of a node that came to no pass."
 
@@ -161,7 +161,7 @@ def page(answer: FleetAnswer) -> str:
     words, why = _words(answer)
     checks = sorted({check for row in words.values() for check in row})
     kinds = {check: {row.get(check, "absent") for row in words.values()} for check in checks}
-    quiet = {"pass", "skip", "absent"}
+    quiet = {*QUIET, "absent"}
     telling = sorted(
         (check for check in checks if len(kinds[check]) > 1 or not kinds[check] <= quiet),
         key=lambda check: kinds[check] <= quiet,
@@ -207,6 +207,6 @@ def _words(answer: FleetAnswer) -> tuple[dict[str, dict[str, str]], dict[tuple[s
         for check in report.checks if report else ():
             outlier = check.status in ("pass", "warn") and (node, check.check) in far
             words.setdefault(node, {})[check.check] = "outlier" if outlier else check.status
-            if check.noted:
+            if check.status not in QUIET:
                 why.setdefault((node, check.check), f"{check.code}: {check.summary}" if check.code else check.summary)
     return words, why

@@ -13,7 +13,7 @@ from envcheck.counting import counted
 from envcheck.fleet.files import FleetFile
 from envcheck.fleet.groups import CLOCK_SLACK, ConfigurationDrift, FleetGroup, Outlier, deviating, grouped
 from envcheck.fleet.hostlist import fold, is_name, natural
-from envcheck.fleet.one_report import OTHER_NODE, GroupReport, NodeReport
+from envcheck.fleet.one_report import BY_SEVERITY, OTHER_NODE, GroupReport, NodeReport
 from envcheck.reports.redact import UNKEYED
 from envcheck.runner.schema import Row
 
@@ -21,8 +21,8 @@ FleetStatus = Literal["pass", "fail", "error"]
 NodeState = Literal["pass", "fail", "error", "missing", "stale"]
 BadState = Literal["fail", "error", "missing", "stale"]
 # The states that are no pass, the worst first.
-BAD: Final[tuple[BadState, ...]] = ("fail", "error", "missing", "stale")
-_WORST: Final = {"pass": 0, "error": 1, "fail": 2}
+WORDS: Final[dict[BadState, str]] = {"fail": "failed", "error": "undetermined", "missing": "missing", "stale": "stale"}
+BAD: Final = tuple(WORDS)
 _SHOWN: Final = 3
 # Seconds between the ends of a group's reports: a member may wait this long for the others, and its clock be wrong.
 _ONE_RUN: Final = CLOCK_SLACK + 600.0
@@ -106,7 +106,7 @@ def states(
         if file.node:
             by_node[file.node].append(file)
     newest = {
-        node: max(seen, key=lambda one: (one.at, _WORST[one.report.status if one.report else "error"]))
+        node: max(seen, key=lambda one: (one.at, BY_SEVERITY.index(one.report.status if one.report else "error")))
         for node, seen in by_node.items()
     }
     state_of = {node: _state(file, now, max_age) for node, file in newest.items()}
@@ -293,8 +293,7 @@ def _verdict(
 def _sentence(counts: Counter[NodeState], deviant: int, status: FleetStatus) -> str:
     total = counts.total()
     parts = [f"{counts['pass']:,} of {total:,} nodes passed"]
-    words: dict[NodeState, str] = {"fail": "failed", "error": "undetermined", "missing": "missing", "stale": "stale"}
-    parts += [f"{counts[state]:,} {word}" for state, word in words.items() if counts[state]]
+    parts += [f"{counts[state]:,} {word}" for state, word in WORDS.items() if counts[state]]
     parts += [f"{deviant:,} differ from their group"] if deviant else []
     head = {"pass": "PASS", "fail": "FAIL", "error": "UNDETERMINED"}[status]
     return f"{head}: {', '.join(parts)}" if total else "UNDETERMINED: no file is a report"

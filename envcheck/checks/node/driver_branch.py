@@ -7,6 +7,8 @@ from envcheck.matrix.facts.lookup import Facts
 
 CHECK = Check("the driver's branch is still maintained", "quick", gpus=1, signals=("driver.version",))
 
+_UNLISTED = "of a branch that is not in the matrix"
+_REFRESH = "refresh the matrix (`envcheck matrix check`), or install a driver of a branch that it lists"
 _NUMBER = re.compile(r"\d{1,9}\.\d")
 
 
@@ -23,7 +25,10 @@ def judge(view: View) -> Outcome:
     facts = Facts(matrix_facts.matrix(view))
     row = facts.branch(driver)
     if row is None:
-        return _unknown(driver, max((int(row.branch) for row in facts.drivers), default=0))
+        newest = max((int(row.branch) for row in facts.drivers), default=0)
+        newer = int(driver.split(".", maxsplit=1)[0]) > newest
+        age = f"newer than R{newest}, the newest branch of the matrix" if newer else _UNLISTED
+        return warned(f"driver {driver} is {age}", fix=_REFRESH, value=driver, code="driver-branch.unknown")
     if row.end_of_life is None:
         return passed(f"R{row.branch}: no end of life is known", value=driver)
     limit = Limit(row.end_of_life, "", f"matrix.yaml: drivers ({', '.join(row.source)})", "at most")
@@ -40,10 +45,3 @@ def _elsewhere(view: View) -> str:
     if matrix_facts.wsl(view):
         return "WSL2: the driver is the one of Windows"
     return "Jetson: the driver is part of JetPack" if matrix_facts.jetson(view) else ""
-
-
-def _unknown(driver: str, newest: int) -> Outcome:
-    newer = int(driver.split(".", maxsplit=1)[0]) > newest
-    age = f"newer than R{newest}, the newest branch of the matrix" if newer else "of a branch that is not in the matrix"
-    fix = "refresh the matrix (`envcheck matrix check`), or install a driver of a branch that it lists"
-    return warned(f"driver {driver} is {age}", fix=fix, value=driver, code="driver-branch.unknown")

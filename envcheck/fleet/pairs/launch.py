@@ -71,10 +71,9 @@ def result_of(test: GroupTest, files: Sequence[FleetFile], launched: LaunchResul
     reasons = {answer.status: f"{answer.node}: {answer.reason}" for answer in reversed(answers)}
     if "fail" in reasons:
         return GroupResult("fail", speed, reasons["fail"], faulty, answers, seconds)
-    if absent:
-        return GroupResult("undetermined", speed, unseen, (), (), seconds)
-    if "undetermined" in reasons:
-        return GroupResult("undetermined", speed, reasons["undetermined"], (), answers, seconds)
+    if absent or "undetermined" in reasons:
+        why, heard = (unseen, ()) if absent else (reasons["undetermined"], answers)
+        return GroupResult("undetermined", speed, why, (), heard, seconds)
     return GroupResult("pass", speed, "", faulty, answers, seconds)
 
 
