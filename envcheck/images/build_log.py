@@ -56,7 +56,7 @@ def diagnose(log: str, table: str = "build_causes.json", **named: str) -> Cause 
     for cause in _causes(table):
         match = re.search(cause.pattern, log)
         if match:
-            values = {"host": _host(log, match), "said": match[0].strip(), **named}
+            values = {"host": _host(log, match), "said": (match.groupdict().get("said") or match[0]).strip(), **named}
             return msgspec.structs.replace(cause, what=cause.what.format(**values), fix=cause.fix.format(**values))
     return None
 

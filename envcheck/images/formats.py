@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from envcheck.data import rendered
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.images import tags
 from envcheck.images.dockerfile import base_reference
 from envcheck.images.plan import PLATFORMS
@@ -179,8 +179,7 @@ _RUNNERS: Final[dict[HostArch, str]] = {"x86_64": "ubuntu-24.04", "aarch64": "ub
 def github(specs: Sequence[ImageSpec], repository: str) -> str:
     """Return the matrix on one line, as a step's output needs it. No spec gives an empty `include`."""
     if len(specs) > MOST_JOBS:
-        message = f"{len(specs)} jobs, and GitHub takes {MOST_JOBS} in one matrix"
-        raise ConfigError(message, fix="select fewer cells, or one --platform or --target at a time")
+        refuse(f"{len(specs)} jobs, and GitHub takes {MOST_JOBS} in one matrix", "select fewer, as by --platform")
     return json.dumps({"include": [_job(spec, repository) for spec in specs]}, separators=(",", ":")) + "\n"
 
 

@@ -130,8 +130,7 @@ def read_requirements(path: Path) -> list[str]:
 def _requirement(line: str, where: str) -> str:
     where = without_logins(where)
     if line.startswith("-"):
-        message = f"{where!r} is an option, not a package"
-        raise ConfigError(message, fix="leave it out: a mirror profile says where packages come from (--mirror)")
+        refuse(f"{where!r} is an option, not a package", "leave it out: --mirror says where packages come from")
     try:
         url = Requirement(line).url
     except InvalidRequirement as error:

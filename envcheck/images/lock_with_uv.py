@@ -14,7 +14,7 @@ import msgspec
 import uv
 from packaging.utils import canonicalize_name
 
-from envcheck.errors import UnavailableError
+from envcheck.errors import UnavailableError, refuse
 from envcheck.images.build_log import diagnose
 from envcheck.images.lockfile import Lock, Pin, divide, group_of
 from envcheck.images.spec import ARCH, facts, torch_index, torch_version
@@ -182,8 +182,7 @@ def parse_pylock(data: bytes) -> list[Pin]:
     for package in msgspec.toml.decode(data, type=dict[str, Any]).get("packages", []):
         hashes = [wheel.get("hashes", {}).get("sha256") for wheel in package.get("wheels", [])]
         if not hashes or None in hashes:
-            message = f"the index lists no sha256 for {package['name']} {package['version']}"
-            raise UnavailableError(message, fix="use an index that lists sha256 hashes")
+            refuse(f"the index lists no sha256 for {package['name']}", "use an index that lists them", UnavailableError)
         pins.append(
             Pin(name=canonicalize_name(package["name"]), version=package["version"], sha256=sorted(set(hashes)))
         )

@@ -28,8 +28,7 @@ def measure(engine: Literal["docker", "podman"], image: str) -> ImageSize:
     """Return where an image's bytes are; one that has no Python is a BuildError, one that is not here a ConfigError."""
     name, connected = local_name(engine, image), connect(engine)
     if connected.inspect(name) is None:
-        message = f"{engine} has no image {image}"
-        raise ConfigError(message, fix=f"build it with `envcheck build`, or get it with `{engine} pull {image}`")
+        refuse(f"{engine} has no image {image}", f"build it (`envcheck build`), or `{engine} pull {image}`")
     layers = [layer for layer in reversed(connected.history(name)) if layer.bytes]
     packages = sorted(_packages(connected, name).items(), key=lambda item: (-item[1], item[0]))
     return ImageSize(image=name, total=sum(layer.bytes for layer in layers), layers=layers, packages=dict(packages))

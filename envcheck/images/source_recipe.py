@@ -291,8 +291,7 @@ def _listed(name: str, version: str, profile: Profile, client: Client) -> str:
     file = next((file for file in fitting if not file.yanked), next(iter(fitting), None))
     if file is None or file.sha256 is None:
         lacking = "no sdist" if file is None else "no sha256 of the sdist"
-        message = f"the index lists {lacking} of {name} {version}"
-        raise UnavailableError(message, fix="pass --mirror with a profile whose index has it")
+        refuse(f"the index lists {lacking} of {name} {version}", "pass a --mirror that has it", UnavailableError)
     return file.sha256
 
 

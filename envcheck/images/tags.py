@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from envcheck.errors import ConfigError, PromiseError
+from envcheck.errors import PromiseError, refuse
 from envcheck.images.spec import LABEL_PREFIX, ImageSpec
 from envcheck.matrix.facts.model import key
 
@@ -22,8 +22,7 @@ def parse(name: str) -> tuple[str, str | None]:
     """Return the repository and the tag, None where there is none, of a name as docker takes it."""
     match = _NAME.fullmatch(name)
     if match is None or len(match["repository"]) > _LONGEST:
-        message = f"{name!r} is not a valid image name"
-        raise ConfigError(message, fix="give REPOSITORY or REPOSITORY:TAG in lower case, e.g. me/torch:mine")
+        refuse(f"{name!r} is not a valid image name", "give REPOSITORY:TAG in lower case, e.g. me/torch:mine")
     return match["repository"], match["tag"]
 
 
@@ -75,5 +74,4 @@ def require_labels(spec: ImageSpec, labels: Mapping[str, str], image: str, key: 
     other = [f"{LABEL_PREFIX}key is {stated or 'absent'}, expected {key}"] if key not in {None, stated} else []
     broken = [*broken_labels(spec, labels), *other]
     if broken:
-        message = f"{image} is not {spec.tag}: {'; '.join(broken)}"
-        raise PromiseError(message, fix="it was not tagged; build again from this checkout")
+        refuse(f"{image} is not {spec.tag}: {'; '.join(broken)}", "build it again from this checkout", PromiseError)

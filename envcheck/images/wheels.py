@@ -15,7 +15,7 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.data import state_path
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import UnavailableError, refuse
 from envcheck.images.lockfile import Lock
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.index import LockedPackage, fits, local_files, locate
@@ -174,8 +174,7 @@ def kept_hash(wheel: str) -> str:
     except FileNotFoundError:
         return ""
     if not SHA256.fullmatch(text):
-        message = f"{_record(wheel)} holds no sha256"
-        raise ConfigError(message, fix="delete it: the next build trusts what it gets, or pass --sha256 NAME=HASH")
+        refuse(f"{_record(wheel)} holds no sha256", "delete it, or pass --sha256 NAME=HASH")
     return text
 
 
@@ -194,8 +193,7 @@ def fetch_new(store: Store, wheel: WantedFile, client: Client) -> tuple[str, Pat
             message = f"{name}: {host_of(url)}: {error}"
             raise UnavailableError(message, fix="try again, or add its wheel to your own index") from error
         if not zipfile.is_zipfile(path):
-            message = f"{name}: {host_of(url)} answers with something that is no wheel"
-            raise UnavailableError(message, fix="look what is there, or add its wheel to your own index")
+            refuse(f"{name}: {host_of(url)} sends no wheel", "add its wheel to your own index", UnavailableError)
         digest = sha256(path)
         store.adopt(path, digest)
     _record(name).parent.mkdir(parents=True, exist_ok=True)

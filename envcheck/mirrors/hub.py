@@ -104,8 +104,6 @@ class _Lfs(msgspec.Struct, frozen=True):
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """What a hub lists: a file or a directory."""
-
     path: str
     type: str = "file"
     size: Annotated[int, msgspec.Meta(ge=0, lt=10**15)] = -1
@@ -202,7 +200,6 @@ def _decoded(body: bytes, kind: Any) -> Any:
 
 
 def _is_safe_path(path: str) -> bool:
-    """Tell whether a path stays inside its repository and can be written."""
     parts = PurePosixPath(path).parts
     plain = not path.startswith("/") and ".." not in parts and "\\" not in path and path.isprintable()
     short = len(path.encode()) <= _LONGEST and all(len(part.encode()) <= _NAME_MAX for part in parts)

@@ -33,6 +33,7 @@ from envcheck.mirrors.net.waits import map_in_threads
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, host_of, network_indexes
 
 ACCEPT: Final = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.3"
+_TAKEN: Final = ("text/html", "application/vnd.pypi.simple.v1")
 # torch's own page on its largest index has 1 MB; a flat page of all its wheels several.
 _LARGEST: Final = 64 << 20
 _PETABYTE: Final = 10**15
@@ -71,10 +72,15 @@ def read_page(client: Client, url: str) -> list[IndexFile]:
         return listed_files(answer)
 
 
-def listed_files(answer: HttpResponse) -> list[IndexFile]:
-    """Return the files that an answered page lists; raise as `read_page` does."""
+def listed_files(answer: HttpResponse, *, for_pip: bool = False) -> list[IndexFile]:
+    """Return the files that an answered page lists; raise as `read_page` does, `for_pip` where pip and uv take none."""
     answer.demand_ok(f" to {urlsplit(answer.url).path}")
-    return parse_page(answer.page(_LARGEST), answer.headers.get("Content-Type", ""), answer.url)
+    kind = answer.headers.get("Content-Type", "")
+    files = parse_page(answer.page(_LARGEST), kind, answer.url)
+    # github.com/artifact-keeper/artifact-keeper/issues/2748: a proxy makes application/octet-stream of it
+    if (for_pip or not files) and not kind.lower().startswith(_TAKEN):
+        fail(f"it calls its page {kind[:60] or 'nothing'}, and pip and uv take none but {' and '.join(_TAKEN)}")
+    return files
 
 
 def parse_page(body: Iterable[bytes], kind: str, url: str) -> list[IndexFile]:
@@ -184,8 +190,7 @@ def pytorch_index() -> str:
     """Return the base URL of PyTorch's indexes (`/cpu`, ... follow it): uv, offline, reports what it would read."""
     match = _PYTORCH.search(_uv("--torch-backend", "cpu", "--offline", "--verbose", requirements="torch").stderr)
     if match is None:
-        message = "uv does not report the index of PyTorch's wheels"
-        raise UnavailableError(message, fix="name an index in a mirror profile, under `pytorch:`")
+        refuse("uv does not report PyTorch's index", "name one in a mirror profile, under `pytorch:`", UnavailableError)
     return match[1]
 
 
@@ -404,8 +409,7 @@ def read_project(
     """Return the first page of a project that an index has, None if all answer that they have none."""
     remote = network_indexes(list(indexes), closed=profile.closed)
     if not remote:
-        message = f"the profile {profile.name} is closed and has no {family} index on the network"
-        raise UnavailableError(message, fix="choose a mirror that has one (--mirror)")
+        refuse(f"{profile.name} is closed and has no {family} index", "choose another --mirror", UnavailableError)
     failed: UnavailableError | None = None
     for index in remote:
         url = page_url(with_default_url(index, family), project, variant)

@@ -194,12 +194,11 @@ class _Probe:
         """Read a page of an index."""
         try:
             with self.get(url, {"Accept": ACCEPT}) as answer:
-                self.pages[url] = listed_files(answer)
+                self.pages[url] = listed_files(answer, for_pip=True)
         except NetworkError as error:
             self.pages[url] = error
 
     def _listed(self, package: LockedPackage) -> list[tuple[FileStatus, tuple[str, ...]]]:
-        """Return the files of a package, each with the URLs that may have it."""
         sources = network_sources(self.mirror.profile, self.target.part)
         pages = [self.pages[page_url(index, package.project)] for index in sources]
         try:

@@ -132,7 +132,6 @@ def _secret_of(profile: Profile, url: str) -> Credential | None:
 
 
 def _hub_variables(profile: Profile) -> dict[str, str]:
-    """Return the variables that make the hubs' clients use the profile's endpoints, if it names any."""
     variables = hf_environment(profile) if profile.hf.endpoint is not None else {}
     return variables | ({"MODELSCOPE_DOMAIN": profile.modelscope} if profile.modelscope is not None else {})
 

@@ -141,10 +141,7 @@ def checked(site: Site) -> Site:
     """Return the site. Raise ConfigError for values that are unsafe or that nginx would misread."""
     for text in _texts(msgspec.to_builtins(site)):
         if _UNSAFE.search(text) or not text.isprintable():
-            refuse(
-                f"{redacted(text)!r}: a blank or one of \"'`$\\;{{}}#%<>|&() in a path or URL of the site",
-                "choose another name",
-            )
+            refuse(f"{redacted(text)!r}: a blank or one of \"'`$\\;{{}}#%<>|&() in a path or URL", "use another name")
     endpoint = [site.hf.endpoint] if site.hf and site.hf.endpoint else []
     for url in [*site.origins, *(registry.url for registry in site.registries), *site.trees.values(), *endpoint]:
         checked_url(url)
@@ -153,20 +150,11 @@ def checked(site: Site) -> Site:
             refuse(f"{name!r} is not a valid name for a part of the site", "use letters, digits, dots and dashes")
     for name, source in site.sync.items():
         if not _SOURCE.fullmatch(source):
-            refuse(
-                f"the source of {name} is not a source for rsync, or has a password",
-                "write rsync://HOST/MODULE/PATH, HOST:PATH or /PATH",
-            )
+            refuse(f"{name}: no rsync source, or has a password", "write rsync://HOST/MODULE/PATH, HOST:PATH or /PATH")
         if name == "store":
-            refuse(
-                "the name store is reserved for the tree of `envcheck store release`",
-                "choose another name for the copy",
-            )
+            refuse("the name store is reserved for `store release`", "choose another name for the copy")
     if site.users and site.hf and not site.hf.tokens:
-        refuse(
-            "--users does not protect Hugging Face: hf sends no user and password",
-            "pass --hf-tokens FILE too, or --no-hf",
-        )
+        refuse("--users does not protect Hugging Face: hf sends no password", "pass --hf-tokens FILE too, or --no-hf")
     _check_networks(site)
     return site
 
@@ -194,10 +182,7 @@ def _check_networks(site: Site) -> None:
     except ValueError as error:
         raise ConfigError(str(error), fix="write an address as 192.0.2.10, a network as 192.0.2.0/24") from error
     if beyond and site.tls is None:
-        refuse(
-            f"other machines can reach {beyond[0]}, but the site has no TLS",
-            "pass --tls CERTIFICATE KEY, or a loopback --address",
-        )
+        refuse(f"other machines reach {beyond[0]}, and the site has no TLS", "pass --tls, or a loopback --address")
 
 
 def read(root: Path) -> Site:
@@ -282,7 +267,6 @@ def render(site: Site) -> dict[str, str]:
 
 
 def _client(site: Site) -> dict[str, Any]:
-    """Return the mirror profile of the site's clients, for `envcheck mirror show` and `--mirror`."""
     base, parts = site.at(site.port), {index.part for index in site.indexes}
     store = f"{base}/static/store" if site.store else None
     pypi = [f"{base}/pypi/simple"] if "pypi" in parts else []

@@ -78,10 +78,7 @@ def machine_roots() -> str:
     """Return the path of this machine's roots in PEM, which verify upstream certificates."""
     path = system_roots({})
     if path is None:
-        refuse(
-            "no CA certificates on this machine",
-            "install ca-certificates, or name a bundle under `ca:` in a mirror profile",
-        )
+        refuse("no CA certificates on this machine", "install ca-certificates, or name a bundle under `ca:`")
     return str(path)
 
 
@@ -99,10 +96,7 @@ def cache_sizes(root: Path, cache_size: int | None, min_free: int | None) -> tup
     disk = shutil.disk_usage(next(path for path in (root, *root.parents) if path.exists()))
     for name, size in (("--cache-size", cache_size), ("--min-free", min_free)):
         if size is not None and size > disk.total:
-            refuse(
-                f"{name} {size} is more than the whole disk, {disk.total} bytes",
-                "pass less, or remove the option for a share of the disk",
-            )
+            refuse(f"{name} {size} is more than the whole disk, {disk.total} bytes", "pass less, or leave it out")
     size = int(disk.total * _CACHE) if cache_size is None else cache_size
     return size, int(disk.total * _KEPT_FREE) if min_free is None else min_free
 

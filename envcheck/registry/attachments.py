@@ -193,7 +193,10 @@ def detach(repository: Repository, subject: str, artifacts: Mapping[str, str]) -
             repository.delete(own_tag(subject, digest, kind))
         repository.delete(digest)
     tag = fallback_tag(subject)
-    index = _index(repository, tag, subject)
+    try:
+        index = _index(repository, tag, subject)
+    except LyingError:  # none of ours: GitLab's tag leads to the subject itself (oras-project/oras-go#1396)
+        return
     left = [one for one in index["manifests"] if not isinstance(one, dict) or one.get("digest") not in artifacts]
     if len(left) < len(index["manifests"]):
         repository.push_manifest(documents.encode({**index, "manifests": left}), documents.OCI_INDEX, tag)
@@ -206,10 +209,9 @@ def _index(repository: Repository, tag: str, subject: str) -> dict[str, Any]:
     except documents.AbsentError:
         return {"schemaVersion": 2, "mediaType": documents.OCI_INDEX, "manifests": []}
     document = msgspec.json.decode(manifest.content)
-    if manifest.digest != subject and manifest.is_index and isinstance(document.get("manifests"), list):
-        return dict(document)
-    message = f"{repository.reference.name} has no index under {tag}"
-    raise LyingError(message, fix="ask who runs the registry whether it has the referrers API")
+    if manifest.digest == subject or not manifest.is_index or not isinstance(document.get("manifests"), list):
+        refuse(f"{repository.reference.name} has no index under {tag}", "ask who runs the registry", LyingError)
+    return dict(document)
 
 
 class Allowance:
@@ -282,7 +284,6 @@ def _start(digest: str) -> str:
 
 
 def _read(repository: Repository, subject: str, name: str, start: str) -> Referrer | Rejection:
-    """Return the artifact of a digest or an own tag, or why it does not count."""
     try:
         manifest = repository.manifest(name, _MOST_ATTACHED)
         image = manifest.image()
@@ -306,8 +307,7 @@ def _from_api(repository: Repository, subject: str) -> dict[str, str]:
         return digests
     for number, reply in enumerate(repository.pages(path, label, (200, *_NO_API))):
         if reply.status in _NO_API and number:
-            message = f"{repository.reference.registry} lists {label} in part only"
-            raise documents.RegistryUnavailableError(message, fix="try again; ask who runs the registry")
+            refuse(f"{label} are listed in part only", "try again", documents.RegistryUnavailableError)
         if reply.status in _NO_API:
             # No words of a registry: there is no such path, whatever the subject.
             repository.lacks_referrers = reply.status == HTTPStatus.NOT_FOUND and not codes_in(reply.body)
@@ -336,8 +336,7 @@ def remote_images(repository: Repository, tag_or_digest: str, arch: str | None =
     entries = manifest.index().manifests
     linux = [entry for entry in entries if entry.platform and entry.platform.normal[0] == "linux"]
     if not linux or len(linux) > _MOST_PLATFORMS:
-        message = f"{repository.reference.name}: the index {tag_or_digest} names {len(linux)} images for Linux"
-        raise LyingError(message, fix="name one image for Linux by its digest")
+        refuse(f"the index {tag_or_digest} names {len(linux)} images for Linux", "name one by its digest", LyingError)
     wanted = [entry for entry in linux if entry.platform and arch in (None, entry.platform.normal[1])]
     return [_remote(repository, repository.manifest(entry), manifest.digest) for entry in wanted]
 

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import structs
 
-from envcheck.errors import EnvcheckError
+from envcheck.errors import EnvcheckError, refuse
 from envcheck.matrix.facts.model import Cell, key
 from envcheck.mirrors.net.waits import map_in_threads
 from envcheck.registry import attachments, judge
@@ -259,8 +259,7 @@ def gate(repository: Repository, tag_or_digest: str, terms: ProofTerms) -> list[
     """
     remotes = attachments.whole_images(repository, tag_or_digest)
     if len({image.arch for image in remotes}) != len(remotes):
-        message = f"{repository.reference.name}@{tag_or_digest} has two images of one architecture"
-        raise NotProvenError(message, fix="promote one image by its own digest")
+        refuse(f"{tag_or_digest} has two images of one architecture", "promote one by its own digest", NotProvenError)
     kinds = terms.policy.promoted_on or (NamedGpus("any node", 0),)
     images = {image.manifest: read_proofs(repository, image.manifest) for image in remotes}
     found = [judge_gpus(gpus, images, terms) for gpus in kinds]
@@ -284,8 +283,7 @@ def promote(
         attachments.attach(repository, manifest.descriptor, PROMOTION_TYPE, [(PROMOTION_TYPE, envelope)], {})
         refused = refuse_alias(_signed(repository, manifest.digest, terms), alias, manifest.digest, terms.now)
         if refused is not None:
-            message = f"{alias} was not moved: {refused.detail}"
-            raise NotProvenError(message, fix="check the clocks of the machines that promote, and promote again later")
+            refuse(f"{alias} was not moved: {refused.detail}", "check the clocks of who promotes", NotProvenError)
         repository.push_manifest(manifest.content, manifest.media_type, tag)
     return [alias_name(repository, tag) for tag in tags]
 
@@ -350,6 +348,5 @@ def _signed(repository: Repository, digest: str, terms: ProofTerms) -> list[Prom
             if isinstance(read, Promotion):
                 promotions.append(read)
             elif not isinstance(open_envelope(envelope, PROMOTION_TYPE, terms.policy.keys), Rejection):
-                message = f"a signed promotion cannot be read, and may be the newest: {read.detail}"
-                raise NotProvenError(message, fix="use a newer envcheck")
+                refuse(f"a signed promotion cannot be read: {read.detail}", "use a newer envcheck", NotProvenError)
     return promotions

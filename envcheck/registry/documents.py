@@ -254,8 +254,7 @@ def read_manifest(content: bytes, content_type: str, where: str) -> StoredManife
     if stated and media_type != stated:
         refuse(f"{where} is {media_type[:80]!r}, and the registry says {stated[:80]!r}", TAMPERED, LyingError)
     if media_type not in (*MANIFESTS, *INDEXES):
-        message = f"{where} is not a manifest: its type is {media_type[:80]!r}"
-        raise LyingError(message, fix="push the image again in OCI's or docker's format (schema 2)")
+        refuse(f"{where} is not a manifest: its type is {media_type[:80]!r}", "push it again as schema 2", LyingError)
     foreign = [shape.layers, shape.config] if media_type in INDEXES else [shape.manifests]
     if any(part is not None for part in foreign):
         refuse(f"{where} can be read as an image and as an index", TAMPERED, LyingError)

@@ -226,7 +226,6 @@ class KeylessSigner:
 
 
 def _token() -> Any:
-    """Return the token of the CI that runs this."""
     from sigstore.oidc import IdentityError, IdentityToken, detect_credential  # noqa: PLC0415
 
     try:
@@ -262,5 +261,4 @@ def _not_signed(error: Exception) -> UnavailableError:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error of sigstore as one short line."""
     return printable(" ".join(str(error).split()) or type(error).__name__)[:_MOST_SHOWN]

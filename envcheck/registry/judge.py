@@ -438,7 +438,6 @@ def _unsupported(facts: ProofFacts, node_driver: str, proven: str, matrix: Matri
 
 
 def _verdict(facts: ProofFacts, driver: str, matrix: Matrix) -> tuple[str, str]:
-    """Return what the resolver says today of the proof's cell and GPU on a driver, and why."""
     cell = Cell.parse(facts.cell or "")
     if cell is None:
         return "no-wheel", f"{facts.cell!r} is not a cell"

@@ -199,7 +199,6 @@ class Authorization:
         return OriginLogin(self._url, f"Bearer {token}")
 
     def _realm(self, realm: str) -> str:
-        """Return where tokens are issued, if a request may go there from this registry."""
         try:
             if is_web_url(realm):
                 return redirect_target(self._url, realm)

@@ -101,8 +101,7 @@ def refuse_unpublishable(report: RunReport, *, undetermined: bool = False) -> No
     One of exit 3 says neither that the image holds nor that it fails; with `undetermined` it is published as that.
     """
     if report.target.kind != "image":
-        message = f"the report is of a Python ({report.target.name}), not of an image"
-        raise UnprovableError(message, fix="run `envcheck run --image REF`")
+        refuse(f"the report is of a Python ({report.target.name}), not of an image", _AGAIN, UnprovableError)
     outcomes = {outcome.id: outcome for outcome in report.outcomes}
     open_checks = [check.id for check in report.plan.checks if check.id not in outcomes]
     if not report.ended or open_checks:
@@ -110,8 +109,7 @@ def refuse_unpublishable(report: RunReport, *, undetermined: bool = False) -> No
         raise UnprovableError(message, fix=_AGAIN)
     times = {outcomes[check.id].rounds for check in report.plan.checks}
     if len(times) > 1 or min(times, default=1) < report.plan.repeat:
-        message = f"the repeated run is unfinished: not every check was run {report.plan.repeat} times"
-        raise UnprovableError(message, fix=_AGAIN)
+        refuse(f"the repeat is unfinished: not every check was run {report.plan.repeat} times", _AGAIN, UnprovableError)
     if why := contradiction(report):
         raise UnprovableError(why, fix="publish the file that `envcheck run` wrote")
     if report.verdict.exit_code == UnavailableError.exit_code and not undetermined:

@@ -153,15 +153,13 @@ class Repository:
             if len(body) > request.most:
                 break
         if max(size, len(body)) > request.most:
-            message = f"{self.reference.registry} answers for {request.label} with more than {request.most} bytes"
-            raise LyingError(message, fix="do not use it: what belongs there is smaller")
+            refuse(f"{request.label} has more than {request.most} bytes", documents.TAMPERED, LyingError)
         return bytes(body)
 
     def _is_elsewhere(self, url: str) -> bool:
         return origin_of(url) != origin_of(self.reference.url)
 
     def _refusal(self, request: RegistryRequest, answer: HttpResponse, codes: tuple[str, ...]) -> Exception:
-        """Return the error of an answer that is none of the accepted ones."""
         status, registry = answer.status, self.reference.registry
         if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
             if self._is_elsewhere(answer.url):
@@ -219,24 +217,21 @@ class Repository:
         manifest = documents.read_manifest(reply.body, kind, where)
         named = reference if isinstance(reference, documents.Descriptor) else manifest.descriptor
         if (named.size, named.media_type) != (len(manifest.content), manifest.media_type):
-            message = f"{where} has {len(manifest.content)} bytes of another type or size than its descriptor names"
-            raise LyingError(message, fix=documents.TAMPERED)
+            refuse(f"{where} is of another type or size than its descriptor names", documents.TAMPERED, LyingError)
         return manifest
 
     def blob(self, descriptor: documents.Descriptor, most: int) -> bytes:
         """Return a blob of at most `most` bytes; a larger one is refused unread. Raise LyingError for other bytes."""
         label = f"the blob {descriptor.digest}"
         if descriptor.size > most:
-            message = f"{self.reference.name}: {label} has {descriptor.size} bytes, more than {most}"
-            raise LyingError(message, fix="do not use it: what belongs there is smaller")
+            refuse(f"{label} has {descriptor.size} bytes, more than {most}", documents.TAMPERED, LyingError)
         inline = descriptor.content
         if inline is not None:
             return inline
         path = f"{self._path}/blobs/{descriptor.digest}"
         content = self.ask(RegistryRequest("GET", path, label, most=descriptor.size)).body
         if digest_of(content) != descriptor.digest:
-            message = f"{self.reference.name} sends for {label} the bytes of {digest_of(content)}"
-            raise LyingError(message, fix=documents.TAMPERED)
+            refuse(f"{self.reference.name} has as {label} {digest_of(content)}", documents.TAMPERED, LyingError)
         return content
 
     def push_blob(self, content: bytes, *, ask_first: bool = True) -> documents.Descriptor:

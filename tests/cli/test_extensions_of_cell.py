@@ -254,7 +254,7 @@ def test_a_project_s_wheel_without_a_hash_is_trusted_once(
     assert by_alias.sha256 == "b" * 64
     first = wanted()
     assert first.sha256 == ""
-    with pytest.raises(UnavailableError, match="something that is no wheel"):
+    with pytest.raises(UnavailableError, match="sends no wheel"):
         fetch_new(store, first, Client())
     assert wanted().sha256 == ""
     digest, record = fetch_new(store, first, Client())

@@ -305,6 +305,16 @@ def test_a_login_goes_to_its_host_over_tls_and_on_the_port_that_the_profile_name
     assert (Netrc(netrc, named).header(url) is not None) is goes
 
 
+def test_comments_in_a_netrc_are_none_of_its_words(netrc: Path) -> None:
+    """github.com/python/cpython/issues/104306, github.com/astral-sh/uv/issues/16083: after a blank line, too."""
+    own = netrc.read_text()
+    old = "macdef m\n# in\n cd\n\n  # machine old.example\n# login x\n#\n"
+    netrc.write_text(f"# top\n{own}{old}machine b.example\nlogin u\n")
+    known = Netrc(netrc)
+    hosts = (HOST, "b.example", "old.example")
+    assert [known.header(f"https://{host}/") is not None for host in hosts] == [True, True, False]
+
+
 @pytest.mark.parametrize("bad", ["`id`", "$(id)", "'", '"', "\\", ";id", "|id", "<x", "${x}"])
 @pytest.mark.parametrize("key", ["pypi: [{url: %s}]", "hf: {endpoint: %s}", "apt: [%s]", "npm: %s"])
 def test_what_a_shell_would_run_is_no_url(bad: str, key: str) -> None:

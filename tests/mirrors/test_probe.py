@@ -40,6 +40,9 @@ DEMO, OTHER = WHEELS
 PACKAGES = [LockedPackage(name.split("-")[0], (digest,), version=name.split("-")[1]) for name, digest in HASHES.items()]
 
 
+_JSON = "application/vnd.pypi.simple.v1+json"
+
+
 @dataclasses.dataclass
 class Faults:
     """What a mirror does wrong."""
@@ -53,6 +56,7 @@ class Faults:
     middle: bool = True
     pause: float = 0.0
     drip: bool = False
+    kind: str = "text/html"
 
 
 def answer(faults: Faults, request: Request) -> Answer:
@@ -79,9 +83,9 @@ def page(project: str, faults: Faults) -> Answer:
     if faults.other_size:
         file = {"filename": actual, "url": f"/files/{actual}", "size": len(WHEELS[actual])}
         file |= {"hashes": {"sha256": digest}}
-        return Answer(200, json.dumps({"files": [file]}).encode(), {"Content-Type": "application/json"})
+        return Answer(200, json.dumps({"files": [file]}).encode(), {"Content-Type": _JSON})
     body = f'<a href="/files/{actual}{"" if faults.no_hash else f"#sha256={digest}"}">{actual}</a>'
-    return Answer(200, body.encode(), {"Content-Type": "text/html"})
+    return Answer(200, body.encode(), {"Content-Type": faults.kind})
 
 
 @pytest.fixture(scope="session")
@@ -144,6 +148,14 @@ def test_the_faster_of_two_that_are_right_comes_first(sites: Sites) -> None:
     [
         ({"gone": DEMO}, "coverage", "has 1 of 2 files; demo==1.0: {host} answers 404"),
         ({"wrong_hash": DEMO}, "coverage", "has 1 of 2 files; demo==1.0: no file on its page has a hash of the lock"),
+        (
+            {"kind": "application/octet-stream"},
+            "coverage",
+            (
+                "has 0 of 2 files; demo==1.0: it calls its page application/octet-stream, and pip and uv take none"
+                " but text/html and application/vnd.pypi.simple.v1 (and 1 more)"
+            ),
+        ),
         ({"ranges": False}, "ranges", "{host} answers 200 to a range: no resume or split"),
         ({"middle": False}, "ranges", "range in the middle of a file: it sends whole files only"),
         ({"tls": "rogue"}, "tls", "{host}: TLS: self-signed certificate"),

@@ -171,7 +171,7 @@ def test_large_attachments_do_not_stop_the_pull_of_another(
     document = lied.pull("--from", lied.name)
     assert document["chosen"] is not None
     assert {row["reason"] for row in document["refused"]} == {"tampered"}
-    bound = "with more than 65536 bytes" if where == "manifest" else "attached to one image has over 1000000 bytes"
+    bound = "more than 65536 bytes" if where == "manifest" else "attached to one image has over 1000000 bytes"
     assert all(bound in row["detail"] for row in document["refused"]), document["refused"]
 
 

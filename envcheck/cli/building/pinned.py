@@ -85,8 +85,7 @@ def extensions_of_target(matrix: Matrix, spec: ImageSpec) -> list[str]:
     pinned = pinned_to_fit(matrix, spec, extensions_of(spec.target, spec.cuda))
     others = [*(name for name, _ in pinned.sources), *(file.path.name for file in pinned.files)]
     if others:
-        message = f"{spec.cell}, target {spec.target}: the Python index has no wheel of {others[0]} that fits"
-        raise ConfigError(message, fix="take another cell")
+        refuse(f"{spec.cell} {spec.target}: the index has no wheel of {others[0]} that fits", "take another cell")
     return pinned.requirements
 
 

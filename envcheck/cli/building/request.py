@@ -179,8 +179,7 @@ def _hashes(given: Sequence[str], requirements: Sequence[str]) -> dict[str, str]
         name, _, digest = text.partition("=")
         name, digest = canonicalize_name(name), digest.removeprefix("sha256:").lower()
         if not SHA256.fullmatch(digest):
-            message = f"--sha256 {text[:90]!r} is not NAME=HASH with 64 hexadecimal digits"
-            raise ConfigError(message, fix="write it as flash-attn=0f3e...")
+            refuse(f"--sha256 {text[:90]!r} is not NAME=HASH with 64 hex digits", "write flash-attn=0f3e...")
         if name not in names:
             refuse(f"--sha256 {name}: no --with names it", "add --with, or leave it out")
         hashes[name] = digest
@@ -226,8 +225,7 @@ def _engine(options: BuildOptions, find_engine: Callable[[str], EngineName], *, 
     }
     option = next((name for name, given in needs.items() if given), None)
     if engine == "venv" and options.engine == "auto" and option:
-        message = f"{option}: only docker and podman build this, and neither answers"
-        raise UnavailableError(message, fix="start docker or podman")
+        refuse(f"{option}: only docker and podman build this, and neither answers", "start one", UnavailableError)
     return engine
 
 

@@ -193,10 +193,7 @@ def _endpoints(profile: Profile) -> list[str]:
     default = default_endpoint() if profile.hf.trusted is None else profile.hf.trusted
     endpoints = profile.hf.endpoints or [endpoint for endpoint in (default,) if endpoint]
     if not endpoints:
-        refuse(
-            f"the mirror profile {profile.name} has no hf.endpoint",
-            "pass one that has it, e.g. --mirror hf-mirror; see `envcheck mirror list`",
-        )
+        refuse(f"the mirror profile {profile.name} has no hf.endpoint", "pass one that has it, as --mirror hf-mirror")
     return endpoints
 
 
@@ -285,7 +282,6 @@ def _speed(one: RankedMirror) -> str:
 
 
 def _reasons(one: RankedMirror) -> list[str]:
-    """Return the failed criteria; of a mirror that passed, all of them and the rate."""
     words = {None: "not verified", True: "passed"}
     lines = [
         f"{gate.name} {words.get(gate.passed, 'failed' if gate.hard else 'noted')}: {gate.why}"

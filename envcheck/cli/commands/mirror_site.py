@@ -152,10 +152,7 @@ def _hf(profile: Profile, options: MirrorSiteRenderOptions) -> SiteHub | None:
     if not options.hf and not options.store:
         return None
     if options.hf and profile.closed and profile.hf.endpoint is None:
-        refuse(
-            f"{profile.name} is closed and names no `hf: {{endpoint: URL}}`",
-            "name one, pass --no-hf, or remove `closed`",
-        )
+        refuse(f"{profile.name} is closed and names no `hf: {{endpoint: URL}}`", "name one, or pass --no-hf")
     inner = options.port + _INSIDE + 2 if options.hf else 0
     return SiteHub(
         port=options.port + 1, inner=inner, endpoint=profile.hf.endpoint, tokens=_absolute(options.hf_tokens)
@@ -178,8 +175,5 @@ def _pairs(texts: tuple[str, ...], value_name: str) -> dict[str, str]:
 def _without_secret(url: str) -> str:
     """Return the URL. Raise ConfigError if it may contain a secret, which would be written to the site's files."""
     if has_userinfo(url) or "?" in url:
-        refuse(
-            f"{redacted(url)!r} has a password, a user or a query",
-            "remove it, and set credentials in the environment of the started programs",
-        )
+        refuse(f"{redacted(url)!r} has a password, a user or a query", "set it in the environment of the programs")
     return url

@@ -106,7 +106,6 @@ def publish(options: PublishOptions, settings: Settings) -> int:
 
 
 def _read_back(repository: Repository, image: str, proof: str, terms: ProofTerms) -> JudgedProof:
-    """Return the proof as the registry gives it back, judged for the node that ran."""
     judged = judge_image(read_proofs(repository, image), image, terms).judged
     lost = Rejection(ProofRefusal.NO_PROOF, "the registry took the proof, and does not list it")
     return next((one for one in judged if one.digest == proof), JudgedProof(proof, None, None, lost))
@@ -374,7 +373,6 @@ def promote(options: PromoteOptions, settings: Settings) -> int:
 
 
 def _node(options: ProofOptions | PullOptions, matrix: Matrix) -> NodeFacts:
-    """Return the node that --gpu, --gpus and --driver describe, or this one. Raises ConfigError."""
     if options.driver is not None and not _DRIVER.fullmatch(options.driver):
         message = f"--driver {options.driver} is not a whole driver version"
         refuse(message, "write it as nvidia-smi prints it: 570.124.06")

@@ -211,10 +211,7 @@ class StoreImportOptions:
 
     def __post_init__(self) -> None:
         if self.sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
-            refuse(
-                f"--sha256 {self.sha256!r} is not a sha256 of 64 hexadecimal digits",
-                "give the digest that `envcheck store export` printed",
-            )
+            refuse(f"--sha256 {self.sha256!r} is not a sha256 of 64 hex digits", "give what `store export` printed")
 
 
 @command_with(StoreImportOptions, name="import")
@@ -276,10 +273,7 @@ def key_new(options: KeyNewOptions, settings: Settings) -> None:
     secret = signing.password()
     if options.password and secret is None:
         if not _at_terminal():
-            refuse(
-                "--password asks on a terminal, and standard input is not a terminal",
-                f"set {signing.PASSWORD}, or run it in a terminal",
-            )
+            refuse("--password asks on a terminal, and standard input is none", f"set {signing.PASSWORD}")
         secret = click.prompt("password", hide_input=True, confirmation_prompt=True, err=True).encode()
     public = signing.new_key(options.file, secret)
     if settings.quiet:

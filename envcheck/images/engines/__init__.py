@@ -230,8 +230,7 @@ class Engine:
             fix = "use podman 4.2 or later, or leave --prefetch out"
         else:
             return
-        message = f"--prefetch needs a named build context, which this {self.name} does not support"
-        raise UnavailableError(message, fix=fix)
+        refuse(f"--prefetch needs a named build context, which this {self.name} lacks", fix, UnavailableError)
 
     def demand_platform(self, platform: str) -> None:
         """Raise UnavailableError where it runs no program of a platform ("linux/arm64"), neither ours nor emulated."""
@@ -474,6 +473,11 @@ def holder(image: str) -> tuple[Engine, ImageInfo]:
         except UnavailableError as error:
             silent.append(error)
             continue
+        if held is not None and not held.layers:
+            # Its labels are missing too, and with them what it promises.
+            what = f"{engine.name} tells neither the layers nor the labels of {image}"
+            fix = "update docker: 29.0 does so (moby/moby#51566); or remove the image and pull it again"
+            refuse(what, fix, UnavailableError)
         if held is not None:
             return engine, held
     if len(silent) > 1:

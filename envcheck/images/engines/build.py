@@ -159,7 +159,6 @@ def _context(requests: Sequence[TargetRequest], scratch: Path, *, key_only: bool
 
 
 def _plan(engine: Engine, request: TargetRequest, base: str, key: str | None, context: contexts.Context) -> BuildPlan:
-    """Return the plan of a target in a context, which may be that of other targets too."""
     complete = base.startswith(f"{bases.REPOSITORY}:")
     asks_apt = not complete or bool(RECIPES[request.spec.target].packages)
     needed: Network = "none" if not asks_apt and context.network == "none" else "host"
@@ -344,8 +343,7 @@ def push(engine: Engine, built: BuildResult, repository: str, timeout: float) ->
     digest = engine.push(name, timeout)
     held = engine.inspect(name)
     if held is None or held.id != built.id:
-        message = f"{name} became another image while it was pushed"
-        raise PromiseError(message, fix="do not tag images in that repository meanwhile; build and push again")
+        refuse(f"{name} became another image while it was pushed", "build and push again", PromiseError)
     compressed = built.bytes_compressed or engine.pushed_bytes(f"{repository}@{digest}")
     return msgspec.structs.replace(built, pushed=f"{repository}@{digest}", bytes_compressed=compressed)
 

@@ -132,8 +132,7 @@ def find_python(version: str) -> str:
     argv = [uv.find_uv_bin(), "python", "find", *options, version]
     result = subprocesses.stream(argv, timeout=60, env={"UV_NO_CONFIG": "1"})
     if result.status != 0:
-        message = f"no Python {version} on this machine"
-        raise UnavailableError(message, fix=f"install python{version}, or `uv python install {version}`, or use docker")
+        refuse(f"no Python {version} on this machine", f"`uv python install {version}`, or docker", UnavailableError)
     return result.output.strip().splitlines()[-1]
 
 

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from envcheck import safe_files
-from envcheck.errors import UnavailableError
+from envcheck.errors import UnavailableError, refuse
 from envcheck.mirrors.fetch.request import StoppedError, TransferOptions, WantedFile
 from envcheck.struct_types import know_types
 
@@ -207,7 +207,6 @@ def publish(part: Path, file: int, path: Path, *, durable: bool = True) -> None:
         os.fsync(file)
     os.fchmod(file, 0o666 & ~safe_files.umask())
     if not _is_current(file, part):
-        message = f"{part}: another process replaced it while it was fetched"
-        raise UnavailableError(message, fix="run the same command again")
+        refuse(f"{part}: another process replaced it meanwhile", "run the same command again", UnavailableError)
     part.replace(path)
     journal_path(part).unlink(missing_ok=True)

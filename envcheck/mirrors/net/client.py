@@ -169,7 +169,6 @@ def hub_client(profile: Profile, *more_endpoints: str, probes: bool = False, **o
 
 
 def _next_hop(request: _SentRequest, url: str, target: str, status: int) -> str:
-    """Return the URL that a redirect leads to. Raise NetworkError if the request must not follow it."""
     try:
         location = redirect_target(url, target)
     except ValueError as error:

@@ -7,15 +7,18 @@ import base64
 import errno
 import netrc
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 from envcheck.errors import ConfigError
 from envcheck.mirrors.net.urls import is_loopback, origin_of
 from envcheck.mirrors.profiles.model import Credential, Profile, host_of
 from envcheck.struct_types import Secret
+
+_Origin: TypeAlias = tuple[str, str | None, int | None]
 
 
 class Login(Protocol):
@@ -37,20 +40,24 @@ class OriginLogin(Secret, frozen=True):
 
 
 class HostCredential(Secret, frozen=True):
-    """A credential that a profile sets for `host` (HOST or HOST:PORT). It is sent without TLS only to hosts in `plain`.
+    """A credential that a profile sets for `host`: on its port (HOST:PORT), or on 443 and those that `named` has.
 
-    `missing` says why there is no secret; then the host gets no request.
+    It is sent without TLS only to the origins in `named`. `missing` says why there is no secret; then the host gets no
+    request.
     """
 
     host: str
-    plain: frozenset[str]
+    named: frozenset[_Origin]
     authorization: str
     missing: str = ""
 
     def header(self, url: str) -> str | None:
         """Return the header for a URL of that host, else None."""
-        parts, at = urlsplit(url), host_of(url)
-        if self.host not in {at, parts.hostname} or (parts.scheme != "https" and at not in self.plain):
+        scheme, hostname, port = origin = origin_of(url)
+        # Another port of a host may be another user's.
+        ports = (443,) if self.host == hostname else (port,) if self.host == host_of(url) else ()
+        is_named = origin in self.named and self.host in {hostname, host_of(url)}
+        if not is_named and (scheme != "https" or port not in ports):
             return None
         if self.missing:
             raise FileNotFoundError(errno.ENOENT, self.missing)
@@ -67,7 +74,7 @@ class Netrc:
     def __init__(self, path: Path, urls: Iterable[str] = ()) -> None:
         self._named = {origin_of(url) for url in urls if "://" in url}
         try:
-            self._hosts = netrc.netrc(path).hosts
+            self._hosts = _hosts(path)
         except (netrc.NetrcParseError, OSError, UnicodeDecodeError) as error:
             # netrc's own message repeats the word that it cannot parse, which is often half of a password.
             line = getattr(error, "lineno", None)
@@ -85,16 +92,24 @@ class Netrc:
         return basic(login[0], login[2]) if login and allowed else None
 
 
+def _hosts(path: Path) -> dict[str, tuple[str, str, str]]:
+    """Return the logins of a netrc file. A comment after a blank line ends Python's reading (cpython#104306)."""
+    with os.fdopen(os.memfd_create("netrc"), "w", encoding="utf-8") as file:
+        file.write(re.sub(r"(?m)^[ \t]*#.*$", " ", path.read_text(encoding="utf-8")))  # not "", which ends a macro
+        file.flush()
+        return dict(netrc.netrc(f"/proc/self/fd/{file.fileno()}").hosts)
+
+
 def host_credentials(profile: Profile, environ: Mapping[str, str] | None = None) -> list[HostCredential]:
     """Return the logins of a profile's `credentials`, with the secrets read from their variables and files."""
     environ = os.environ if environ is None else environ
-    plain = frozenset(host_of(url) for url in profile_urls(profile) if url.startswith("http://"))
+    named = frozenset(origin_of(url) for url in profile_urls(profile) if "://" in url)
     exact = sorted(profile.credentials.items(), key=lambda pair: ":" not in pair[0])
-    return [_host_credential(host, secret, plain, environ) for host, secret in exact]
+    return [_host_credential(host, secret, named, environ) for host, secret in exact]
 
 
 def _host_credential(
-    host: str, credential: Credential, plain: frozenset[str], environ: Mapping[str, str]
+    host: str, credential: Credential, named: frozenset[_Origin], environ: Mapping[str, str]
 ) -> HostCredential:
     variable, file = credential.password_env or credential.token_env, credential.password_file or credential.token_file
     try:
@@ -103,9 +118,9 @@ def _host_credential(
         secret_text = ""
     if not secret_text or not secret_text.isprintable():
         where = f"${variable}" if variable else file
-        return HostCredential(host, plain, "", f"its credential is missing: {where} has no secret")
+        return HostCredential(host, named, "", f"its credential is missing: {where} has no secret")
     user = credential.user
-    return HostCredential(host, plain, f"Bearer {secret_text}" if user is None else basic(user, secret_text))
+    return HostCredential(host, named, f"Bearer {secret_text}" if user is None else basic(user, secret_text))
 
 
 def profile_urls(profile: Profile) -> Iterator[str]:

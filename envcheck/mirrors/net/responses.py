@@ -148,8 +148,7 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
             for chunk in self.chunks(_CHUNK, decode=True):
                 left -= len(chunk)
                 if left < 0:
-                    message = f"its page has more than {limit} bytes"
-                    raise NetworkError(message)
+                    fail(f"its page has more than {limit} bytes")
                 yield chunk
 
     def demand_ok(self, of: str = "") -> None:
@@ -159,19 +158,18 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
 
     def demand_range(self, start: int, stop: int, size: int) -> None:
         """Raise NetworkError unless this is that range of a file of `size` bytes."""
-        if self.status == HTTPStatus.OK:
-            message = "it sends whole files only"
-            raise WholeFileError(message)
+        # hf-mirror sent parts without saying which (huggingface/hf-hub#132).
+        untold = self.status == HTTPStatus.PARTIAL_CONTENT and "Content-Range" not in self.headers
+        if self.status == HTTPStatus.OK or untold:
+            fail("it sends parts without Content-Range" if untold else "it sends whole files only", kind=WholeFileError)
         if self.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            message = "its file is shorter than expected"
-            raise NetworkError(message)
+            fail("its file is shorter than expected")
         if self.status != HTTPStatus.PARTIAL_CONTENT:
             raise StatusError(self.status, self.headers)
         match = _RANGE.fullmatch(self.headers.get("Content-Range", ""))
         if match is None or tuple(map(int, match.groups())) != (start, stop - 1, size):
-            told = self.headers.get("Content-Range", "no Content-Range")[:60]
-            message = f"it sends another part or file than requested: {told!r}, not bytes {start}-{stop - 1}/{size}"
-            raise NetworkError(message)
+            told = self.headers["Content-Range"][:60]
+            fail(f"it sends another part or file than requested: {told!r}, not bytes {start}-{stop - 1}/{size}")
 
     def fail_as_another(self, message: str, *, kind: type[NetworkError] = NetworkError, head: bytes = b"<") -> NoReturn:
         """Raise the error of a body that is not the expected file: `message`, or that it is a web page by its head."""

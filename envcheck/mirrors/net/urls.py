@@ -8,7 +8,7 @@ import urllib.request
 from typing import Final
 from urllib.parse import unquote, urljoin, urlsplit
 
-from envcheck.errors import ConfigError
+from envcheck.errors import refuse
 from envcheck.mirrors.profiles.model import host_of, redacted
 
 _SECURE: Final = "https"
@@ -35,8 +35,7 @@ def split_sha256(url: str) -> tuple[str, str | None]:
     if named is None:
         return bare, None
     if named[1] != "sha256" or not re.fullmatch(r"[0-9a-fA-F]{64}", named[2]):
-        message = f"{redacted(bare)!r} has no valid hash after its #"
-        raise ConfigError(message, fix="write #sha256= and 64 hexadecimal digits, or remove the #")
+        refuse(f"{redacted(bare)!r} has no valid hash after its #", "write #sha256= and 64 hexadecimal digits")
     return bare, named[2].lower()
 
 

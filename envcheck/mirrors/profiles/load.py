@@ -191,10 +191,7 @@ def _read_mapping(data: bytes, path: Path, kind: str) -> tuple[dict[Any, Any], L
 
     for key_path, _, text in rows:
         if has_userinfo(text):
-            refuse(
-                f"{locate(key_path)}: a user or password in {redacted(text)}",
-                "move it to a netrc file, and name the file under `netrc:`",
-            )
+            refuse(f"{locate(key_path)}: a user or password in {redacted(text)}", "move it to a netrc file (`netrc:`)")
     return value, locate
 
 
@@ -398,23 +395,16 @@ def _credential_problems(profile: Profile) -> _Problems:
 
 
 def _check_files(profile: Profile, locate: LocateKey) -> Profile:
-    """Return the profile. Raise ConfigError for invalid certificates and missing files."""
     files = {f"$.{key}": getattr(profile, key) for key in ("ca", "netrc")}
     for host, secret in profile.credentials.items():
         files |= {f"$.credentials.{host}.{key}": getattr(secret, key) for key in ("password_file", "token_file")}
     for key_path, file in files.items():
         if file is not None and (why := _not_a_file(Path(file))):
-            refuse(
-                f"{locate(key_path)}: {file if file.isprintable() else repr(file)} {why}",
-                "name a file on this machine",
-            )
+            refuse(f"{locate(key_path)}: {file if file.isprintable() else repr(file)} {why}", "name another file")
     if profile.ca is not None:
         content = safe_files.read_whole(Path(profile.ca)).decode(errors="replace")
         if "BEGIN CERTIFICATE" not in content or "PRIVATE KEY" in content:
-            refuse(
-                f"{locate('$.ca')}: {profile.ca} must hold PEM certificates and no private key",
-                "use a PEM bundle of certificates",
-            )
+            refuse(f"{locate('$.ca')}: {profile.ca} must hold PEM certificates and no private key", "use a PEM bundle")
     return profile
 
 

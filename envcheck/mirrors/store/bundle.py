@@ -52,7 +52,7 @@ def export(store: Store, contents: Contents, to: Path, key: Path | None = None) 
     missing = [digest for digest in digests if not store.has(digest)]
     if missing:
         message = f"{store.root}: missing: {counted(len(missing), 'file')}, for example {missing[0]}"
-        raise UnavailableError(message, fix="fetch them with --mirror PROFILE")
+        raise UnavailableError(message, fix="fetch them again with `envcheck store release`")
     with _draft(to) as (file, draft):
         tar = _HashedFile(file)
         _write(store, contents, digests, tar)
@@ -100,8 +100,7 @@ def _write(store: Store, contents: Contents, digests: list[str], tar: "_HashedFi
             hashed = _HashedFile(file)
             archive.addfile(_member(f"sha256/{digest[:2]}/{digest}", os.fstat(file.fileno()).st_size), hashed)
         if hashed.hexdigest() != digest:
-            message = f"{store.path(digest)}: it has another hash than its name"
-            raise PromiseError(message, fix="release it again, which fetches it again")
+            refuse(f"{store.path(digest)}: it has another hash than its name", "release it again", PromiseError)
     archive.close()
 
 
@@ -154,8 +153,7 @@ def verified(source: Path, *, sha256: str | None = None, key: Path | None = None
         refuse(f"{source / SUMS}: it is not the line that `envcheck store export` writes", "copy the bundle again")
     digest, tar = match[1].decode(), source / TAR
     if sha256 not in (None, digest):
-        message = f"{source}: the bundle has another digest than {sha256}"
-        raise PromiseError(message, fix="do not use it: compare with what `envcheck store export` printed")
+        refuse(f"{source}: it has another digest than {sha256}", "do not use it: ask who exported it", PromiseError)
     if key is not None:
         _check_signature(source, sums, key)
     if tar.is_symlink() or not tar.is_file():
@@ -172,8 +170,7 @@ def _check_signature(source: Path, sums: bytes, key: Path) -> None:
         message = f"{source}: cannot read {SIGNATURE}: the bundle is not signed"
         raise PromiseError(message, fix="export it with --key, or compare its digest (--sha256)") from error
     if not signing.load_public(key).verifies(_PURPOSE + sums, signed):
-        message = f"{source}: it is not signed by the key in {key}"
-        raise PromiseError(message, fix="do not use it: ask the person who exported it for its digest and key")
+        refuse(f"{source}: it is not signed by the key in {key}", "do not use it: ask who exported it", PromiseError)
 
 
 def import_bundle(
@@ -223,8 +220,7 @@ def _unpack(bundle: VerifiedBundle, staging: Path, accept: Callable[[Contents], 
         while stream.read(1 << 20):  # to the end, so that all of it is compared with its hash
             pass
     if stream.hexdigest() != bundle.sha256:
-        message = f"{tar}: it changed while it was read"
-        raise PromiseError(message, fix="copy the bundle to a disk of this machine, and import that")
+        refuse(f"{tar}: it changed while it was read", "copy the bundle to this machine first", PromiseError)
     if expected:
         refuse(f"{tar}: the bundle lacks {len(expected)} of its files", "export it again", PromiseError)
     return contents

@@ -204,8 +204,7 @@ class Store:
         with safe_files.temporary(folder, sha256) as (file, draft):
             yield file
             if digest_or_none(draft) != sha256:
-                message = f"{source}: it has another sha256 than {sha256}"
-                raise PromiseError(message, fix="use the right file, or leave it out")
+                refuse(f"{source}: it has another sha256 than {sha256}", "use the right file", PromiseError)
             os.fsync(file)
             os.fchmod(file, READ_ONLY)
             draft.replace(self.path(sha256))

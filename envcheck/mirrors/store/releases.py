@@ -133,10 +133,7 @@ def rollback(store: Store) -> int:
     served = current(store)
     older = [number for number in numbers(store) if served is not None and number < served]
     if not older:
-        refuse(
-            f"{store.root}: there is no version before {'the first' if served is None else served}",
-            "see `envcheck store versions`",
-        )
+        refuse(f"{store.root}: no version before {served or 'the first'}", "see `envcheck store versions`")
     for file in read_manifest(store, older[-1]).files:
         path = _folder(store) / str(older[-1]) / file.path
         problem = _difference(path, file)

@@ -15,6 +15,13 @@ def test_known_failures_are_named(name: str) -> None:
     assert cause.fix
 
 
+@each("link, text, told", [(link, *row) for link, row in beside(__file__)["build"].items()])
+def test_what_a_build_says_has_its_cause_and_remedy(link: str, text: str, told: str) -> None:
+    cause = diagnose(text)
+    assert cause is not None, link
+    assert told in f"{cause.what}; {cause.fix}", link
+
+
 @each("link, text, told", [(link, *row) for link, row in beside(__file__)["engine"].items()])
 def test_what_an_engine_says_of_a_machine_or_registry_has_its_remedy(link: str, text: str, told: str) -> None:
     engine = Engine("podman" if "podman" in link else "docker")

@@ -86,7 +86,7 @@ WRONG = (
 
 @each("name", WRONG)
 def test_what_is_no_name_is_refused_before_anything_is_built(name: str) -> None:
-    with pytest.raises(ConfigError, match="is not a valid image name; give REPOSITORY or REPOSITORY:TAG"):
+    with pytest.raises(ConfigError, match="is not a valid image name; give REPOSITORY:TAG"):
         parse(name)
 
 

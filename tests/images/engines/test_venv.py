@@ -122,7 +122,7 @@ def test_a_package_on_top_overwrites_no_file_of_the_cell(
 
 
 def test_a_python_that_is_not_here_says_what_to_do() -> None:
-    with pytest.raises(UnavailableError, match=r"no Python 3\.77 on this machine; install python3\.77"):
+    with pytest.raises(UnavailableError, match=r"no Python 3\.77 on this machine; `uv python install 3\.77`"):
         venv.find_python("3.77")
 
 
@@ -247,7 +247,11 @@ def same_as_locked(built: Environment, well: Mirror, wheels: Path) -> None:
     [
         (
             {"nvidia_nccl_cu12": "404", "torch": "500", "sympy": "wrong bytes"},
-            {"nvidia": "404: the mirror does not have it", "torch": "exit status 2", "base": "hash mismatch"},
+            {
+                "nvidia": "404: the mirror does not have it",
+                "torch": "the mirror is too busy or fails (500",
+                "base": "hash mismatch",
+            },
         ),
         ({"nvidia_nccl_cu12": "hangs", "sympy": "breaks off"}, {"nvidia": "timed out", "base": "exit status 2"}),
     ],

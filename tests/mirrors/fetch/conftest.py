@@ -41,6 +41,7 @@ class Faults:
     retry_after: str | None = None
     busy: Callable[[int], bool] = lambda _request: True
     ranges: bool = True
+    untold: bool = False
     ranges_until: int | None = None
     truncate: int = 0
     stall: float = 0.0
@@ -99,7 +100,8 @@ class FileServer(Server):
             return Answer(416, headers={"Content-Range": f"bytes */{total}"})
         part = faults.content[start:stop] + bytes(faults.extra)
         sized = {"Content-Length": str(len(part))} if faults.sized else {}
-        data = {"Content-Range": f"bytes {start}-{stop - 1}/{total}", **sized, **tag}
+        told = {} if faults.untold else {"Content-Range": f"bytes {start}-{stop - 1}/{total}"}
+        data = {**told, **sized, **tag}
         return self._sent(faults, part, 206, data)
 
     def _sent(self, faults: Faults, body: bytes, status: int, headers: dict[str, str]) -> Answer:

@@ -76,6 +76,7 @@ LIVED_WITH: dict[str, dict[str, Any]] = {
     "always cut off, no length": {"most": 400_000, "sized": False},
     "stalls": {"stall": 2.0, "first": 2},
     "no ranges": {"ranges": False},
+    "parts without Content-Range": {"untold": True},
     "forgets of ranges": {"ranges_until": 3},
     "no ranges, cut off": {"ranges": False, "truncate": 1000, "first": 2},
     "no ranges, no length, cut off": {"ranges": False, "truncate": 1000, "first": 2, "sized": False},

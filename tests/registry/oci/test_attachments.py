@@ -19,6 +19,7 @@ from envcheck.registry.attachments import (
     Allowance,
     Attachment,
     attach,
+    detach,
     fallback_tag,
     own_tag,
     referrers,
@@ -261,6 +262,8 @@ def test_a_fallback_tag_that_resolves_to_the_subject_is_neither_read_nor_written
     actual = referrers(repository, subject.digest)
     assert [one.descriptor for one in actual.artifacts] == [attachment.descriptor]
     assert actual.unread == {}
+    detach(repository, subject.digest, {})  # oras-project/oras-go#1396: GitLab, and `publish --replace`
+    assert registry.tags[tag] == subject.digest
 
 
 def test_entries_of_others_stay_in_the_index_as_they_are(repository: Repository, subject: StoredManifest) -> None:

@@ -113,7 +113,7 @@ def test_a_repeated_run_that_was_cut_short_is_refused() -> None:
     assert state(structs.replace(report, plan=plan, outcomes=twice)).passed
     partly = [*twice[:-1], report.outcomes[-1]]
     assert "not every check was run 2 times" in refusal(structs.replace(report, plan=plan, outcomes=partly))
-    assert "repeated run is unfinished" in refusal(structs.replace(report, plan=plan))
+    assert "repeat is unfinished" in refusal(structs.replace(report, plan=plan))
 
 
 def test_a_run_on_a_cpu_is_not_called_one_on_gpus() -> None:
