@@ -44,6 +44,9 @@ _OF_HARDWARE: Final = frozenset(
     | {"peer-bandwidth", "peer-to-peer", "sustained-gemm"}
 )
 _OF_SYSTEM: Final = frozenset({"memlock", "name-resolution", "shm"})
+# Links are trained, fabrics set up and ports configured in the minutes after a boot (NVIDIA/NVSentinel#1701).
+_AFTER_BOOT: Final = frozenset({"fabric", "gpu-visible", "infiniband", "nvlink", "p2p-status"})
+_SETTLED: Final = 600.0
 _UNPARTITIONED: Final = ("fabric.shared", "fabric.unsure")
 # What a run adds where no GPU, or no torch, is there to be seen; no check of these names ever passes.
 _BY_GPU: Final = ("require-gpu", LOST_GPUS)
@@ -138,9 +141,12 @@ def of_report(report: RunReport, subject: GatedEnvironment, at: Boot) -> NodeVer
         return None
     status = report.verdict.status
     failed = [row for row in report.outcomes if row.status == "fail"]
+    young = at.uptime < _SETTLED and all(row.id in _AFTER_BOOT or row.code == _GPU_REQUIRED for row in failed)
     if "error" in report.environment and {(row.kind, row.code) for row in failed} == {("env", _GPU_REQUIRED)}:
         status = "error"
     decided = [row for row in report.outcomes if row.status == status != "pass"]
+    if failed and young:
+        status = "error"
     first = next((row for row in decided if of_node(row, report)), next(iter(decided), None))
     covered = [row.id for row in report.outcomes if row.status in ("pass", "warn")]
     covered += [*(_BY_GPU if report.mode == "gpu" else ()), *([] if "error" in report.environment else ["torch"])]

@@ -66,6 +66,15 @@ def test_what_is_fresh_and_of_this_environment_answers(kept: NodeVerdict, questi
     assert gate.why_unusable(verdict(boot=""), QUESTION, nowhere), "a kernel that names no boot proves none"
 
 
+def test_links_that_are_trained_after_a_boot_drain_no_node_until_it_has_settled() -> None:
+    training = report(row("nvlink", "fail", kind="node"), row("kernels", "fail", code="gpu.required"))
+    broken = report(row("nvlink", "fail", kind="node"), row("ecc", "fail", kind="node"))
+    for run, uptime, status in ((training, 120.0, "error"), (training, 700.0, "fail"), (broken, 120.0, "fail")):
+        made = gate.of_report(run, PYTHON, structs.replace(NOW, uptime=uptime))
+        assert made is not None
+        assert (made.status, made.of_node, made.check) == (status, status == "fail", "nvlink")
+
+
 def test_a_pass_of_a_lower_level_does_not_hide_what_a_higher_one_found() -> None:
     failed = verdict(level="standard", status="fail")
     assert not gate.replaces(verdict(), failed)
