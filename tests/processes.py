@@ -19,3 +19,8 @@ def checked(python: str | Path, output: Path, *words: str, before: Sequence[str]
     done = ran([*command, "--output", str(output)], **options)
     assert output.exists(), done.stderr
     return done, {row["id"]: row for row in json.loads(output.read_bytes())["outcomes"]}
+
+
+def typed(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run envcheck as a user does."""
+    return ran([sys.executable, "-m", "envcheck", *words], **options)

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ def beside(test: str, name: str = "") -> Any:
     """Return what the YAML file holds that lies beside a test's file, by its name or that of the test."""
     path = Path(test).with_name(name) if name else Path(test).with_suffix(".yaml")
     return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def one_line(words: str) -> str:
+    """Return a pattern that is met by one line with these words in it."""
+    return rf"\A.*{re.escape(words)}.*\Z"
 
 
 def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

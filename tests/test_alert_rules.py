@@ -51,14 +51,3 @@ def test_the_rules_over_a_fleet_are_rules(tmp_path: Path, promtool: str) -> None
     command = [promtool, "check", "rules", str(tmp_path / "rules.yml")]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (completed.returncode, "2 rules found" in completed.stdout) == (0, True), completed.stdout + completed.stderr
-
-
-def test_what_prometheus_has_no_use_for_is_refused() -> None:
-    said = {
-        "prometheus": "the host list '' names no node",
-        "prometheus --hosts n1 --python /opt/v": "--python has no place in the files for Prometheus",
-        "slurm --hosts n1 --python /opt/v": "--hosts has no place in the files for Slurm",
-        "kubernetes --hosts n1": "--hosts has no place in the files for Kubernetes",
-    }
-    for words, message in said.items():
-        assert message in str(CliRunner().invoke(cli, ["fleet", "render", *words.split()]).exception)

@@ -12,6 +12,7 @@ import pytest
 
 from envcheck import safe_files
 from envcheck.errors import ConfigError
+from tests.processes import ran
 
 SIGNALLED = """
 import os, signal, sys
@@ -39,9 +40,7 @@ except OSError as error:
 
 
 def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, timeout=120
-    )
+    return ran([sys.executable, "-c", program, *arguments], timeout=120)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

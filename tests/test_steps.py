@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import yaml
 
 from envcheck import __version__
 from tests.http_server import Answer, Server, Servers
+from tests.processes import ran
 
 ROOT = Path(__file__).parents[1]
 DIGEST = f"registry.example/staging@sha256:{'a' * 64}"
@@ -36,13 +36,10 @@ class Step:
         """Return the exit status of make and standard error."""
         # The environment of these tests is not made anew below them.
         command = ["make", "--silent", "--old-file=tool", "--old-file=tool-keyless", "-C", str(ROOT), name]
-        completed = subprocess.run(
-            command, env={**self.env, **env}, capture_output=True, text=True, check=False, timeout=240, cwd=self.at
-        )
+        completed = ran(command, env={**self.env, **env}, timeout=240, cwd=self.at)
         return completed.returncode, completed.stderr
 
     def outputs(self) -> dict[str, str]:
-        """Return what it told GitHub."""
         text = (self.at / "output").read_text() if (self.at / "output").exists() else ""
         return dict(line.split("=", 1) for line in text.splitlines())
 
@@ -258,7 +255,7 @@ def test_the_action_hands_its_inputs_to_the_step_from_wherever_it_lies(step: Ste
     env = {name: re.sub(r"\$\{\{ inputs\.([a-z-]+) \}\}", lambda m: inputs[m[1]], v) for name, v in only["env"].items()}
     envcheck, run = step.fake("envcheck"), only["run"].replace("make ", "make --old-file=tool ")
     env |= {**step.env, "GITHUB_ACTION_PATH": str(ROOT / ".github/actions/validate")}
-    completed = subprocess.run(["bash", "-c", run], env=env, cwd=step.at, capture_output=True, text=True, check=False)
+    completed = ran(["bash", "-c", run], env=env, cwd=step.at)
     assert completed.returncode == 0, completed.stderr
     assert envcheck()[0].startswith("run --level static ")
     assert envcheck()[0].endswith("--python /opt/ven v --requirements $(touch pwned) --require-gpu")

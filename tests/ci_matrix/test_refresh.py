@@ -37,27 +37,13 @@ def answer(request: Request) -> Answer:
 
 
 @pytest.fixture
-def server(servers: Servers) -> Server:
-    return servers.start(Server(answer))
-
-
-@pytest.fixture
-def profile(tmp_path: Path, server: Server) -> Path:
-    path = tmp_path / "site.yaml"
-    path.write_text(
-        f"name: site\npypi: [{{url: '{server.url}/simple'}}]\npytorch: [{{url: '{server.url}/whl/{{variant}}'}}]\n"
-    )
-    return path
-
-
-@pytest.fixture
 def mine(tmp_path: Path) -> Path:
     return Path(shutil.copy(SHIPPED, tmp_path / "matrix.yaml"))
 
 
-def test_rows_are_proposed_in_canonical_form_with_evidence(run: Run, mine: Path, profile: Path, tmp_path: Path) -> None:
+def test_rows_are_proposed_in_canonical_form_with_evidence(run: Run, mine: Path, profile: str, tmp_path: Path) -> None:
     page = tmp_path / "proposal.md"
-    args = ("--matrix", str(mine), "--mirror", str(profile), "--summary", str(page))
+    args = ("--matrix", str(mine), "--mirror", profile, "--summary", str(page))
     code, out, _ = run(*args)
     assert code == 0
     assert "torch 9.9.0+cu132 x86_64: Python 3.12, 3.13\n2 rows added to matrix.yaml\n" in out
@@ -65,17 +51,21 @@ def test_rows_are_proposed_in_canonical_form_with_evidence(run: Run, mine: Path,
     matrix = load(mine)
     release = matrix.release("9.9.0")
     assert release is not None
-    assert (release.verified, release.torchvision, release.pypi) == (False, "9.0.0", {"x86_64": "cu132"})
+    assert (release.verified, release.complete, release.torchvision) == (False, False, "9.0.0")
+    assert (release.pypi, release.pypi_unverified) == ({"x86_64": "cu132"}, ["x86_64"])
+    builds = {row.variant: row.builds[0] for row in release.variants}
+    assert (builds["cu132"].sass, builds["cu132"].verified, builds["cpu"].sass) == (None, False, [])
     assert mine.read_text() == dump(matrix)
     assert lint(matrix) == []
     assert f"{'b' * 64}  torch-9.9.0+cpu-cp312-cp312-{LINUX}" in page.read_text()
+    assert "| torch 9.9.0+cpu x86_64 | 3.12 | 1 |" in page.read_text()
     code, out, _ = run(*args)
     assert (code, out.splitlines()[0]) == (0, "0 rows added to matrix.yaml")
 
 
 @pytest.mark.parametrize("broken", ["/simple/torch/", "/whl/cu132/torch/", "/files/"])
 def test_an_index_that_cannot_be_read_is_exit_3_and_nothing_changes(
-    run: Run, mine: Path, profile: Path, server: Server, tmp_path: Path, broken: str
+    run: Run, mine: Path, profile: str, server: Server, tmp_path: Path, broken: str
 ) -> None:
     def failing(request: Request) -> Answer:
         return Answer(500) if request.route == broken else answer(request)
@@ -86,7 +76,7 @@ def test_an_index_that_cannot_be_read_is_exit_3_and_nothing_changes(
 
     server.answering = cut if broken == "/files/" else failing
     page = tmp_path / "proposal.md"
-    args = ("--matrix", str(mine), "--mirror", str(profile), "--summary", str(page))
+    args = ("--matrix", str(mine), "--mirror", profile, "--summary", str(page))
     code, out, err = run(*args)
     assert (code, out) == (3, "")
     assert err.startswith("cannot read the index 127.0.0.1:")
@@ -124,8 +114,8 @@ def nvidia(servers: Servers) -> Server:
     return servers.start(Server(of_nvidia))
 
 
-def test_what_nvidia_publishes_becomes_unverified_rows(run: Run, nvidia: Server, tmp_path: Path) -> None:
-    mine, page = Path(shutil.copy(SHIPPED, tmp_path / "matrix.yaml")), tmp_path / "proposal.md"
+def test_what_nvidia_publishes_becomes_unverified_rows(run: Run, nvidia: Server, mine: Path, tmp_path: Path) -> None:
+    page = tmp_path / "proposal.md"
     args: tuple[str, ...] = ("--nvidia", "--matrix", str(mine), "--mirror", "none", "--summary", str(page))
     args += ("--drivers", f"{nvidia.url}/redist/", "--base-images", f"{nvidia.netloc}/nvidia/cuda")
     code, out, _ = run(*args)
@@ -142,8 +132,7 @@ def test_what_nvidia_publishes_becomes_unverified_rows(run: Run, nvidia: Server,
     assert "0 rows added" in run(*args)[1]
 
 
-def test_an_index_of_drivers_that_fails_is_exit_3_and_nothing_changes(run: Run, nvidia: Server, tmp_path: Path) -> None:
-    mine = Path(shutil.copy(SHIPPED, tmp_path / "matrix.yaml"))
+def test_an_index_of_drivers_that_fails_is_exit_3_and_nothing_changes(run: Run, nvidia: Server, mine: Path) -> None:
     code, out, err = run("--nvidia", "--matrix", str(mine), "--mirror", "none", "--drivers", f"{nvidia.url}/nothing/")
     assert (code, out, err.count("\n")) == (3, "", 1)
     assert mine.read_bytes() == SHIPPED.read_bytes()

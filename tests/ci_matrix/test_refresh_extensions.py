@@ -7,7 +7,7 @@ import pytest
 from canonical import dump_extensions
 
 from envcheck.matrix.extensions.file import Extensions, load, loads
-from tests.http_server import Answer, Request, Server, Servers
+from tests.http_server import Answer, Request, Server
 
 Run = Callable[..., tuple[int, str, str]]
 FACTS = """\
@@ -51,18 +51,6 @@ def answer(request: Request) -> Answer:
         links = "".join(f'<a href="/files/{name}#sha256={"b" * 64}">w</a>' for name in FILES)
         return Answer(200, links.encode(), {"Content-Type": "text/html"})
     return Answer(200, METADATA.encode()) if request.route.endswith(".metadata") else Answer(404)
-
-
-@pytest.fixture
-def server(servers: Servers) -> Server:
-    return servers.start(Server(answer))
-
-
-@pytest.fixture
-def profile(tmp_path: Path, server: Server) -> str:
-    path = tmp_path / "site.yaml"
-    path.write_text(f"name: site\npypi: [{{url: '{server.url}/simple'}}]\n")
-    return str(path)
 
 
 @pytest.fixture

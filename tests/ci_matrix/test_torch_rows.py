@@ -12,7 +12,6 @@ from torch_rows import (
 
 from envcheck.matrix.facts.model import Build, Matrix, TorchVariant
 from envcheck.matrix.file.lint import lint
-from envcheck.matrix.file.load import loads
 
 SOURCE = RefreshSource("refresh-2027-01-02", "the pages of a test", "2027-01-02")
 NEW = "9.9.0"
@@ -51,35 +50,6 @@ def test_what_the_matrix_has_is_proposed_by_nobody(matrix: Matrix) -> None:
     proposal = proposed(matrix, *known)
     assert (proposal.rows, proposal.left_out) == ([], [])
     assert dump(proposal.matrix) == dump(matrix)
-
-
-def test_a_new_release_is_a_row_that_says_what_is_not_known(matrix: Matrix) -> None:
-    on_pypi = seen(NEW, None, uploaded="2026-12-30T10:00:00Z")
-    proposal = proposed(matrix, on_pypi, seen(NEW, "cpu"), seen(NEW, "cu132", "3.13t"), x86_64="cu132")
-    assert [(row.where, row.pythons) for row in proposal.rows] == [
-        ("torch 9.9.0+cpu x86_64", ["3.12"]),
-        ("torch 9.9.0+cu132 x86_64", ["3.12", "3.13t"]),
-    ]
-    release = proposal.matrix.release(NEW)
-    assert release is not None
-    assert (release.released, release.complete, release.verified) == ("2026-12-30", False, False)
-    assert (release.pypi, release.pypi_unverified, release.torchvision) == ({"x86_64": "cu132"}, ["x86_64"], "9.0.0")
-    row = variant(proposal.matrix, NEW, "cu132")
-    assert (row.cuda, row.index, row.verified, row.source) == ("13.2", "whl/cu132", False, [SOURCE.key])
-    made = build(proposal.matrix, NEW, "cu132")
-    assert (made.sass, made.sass_verified, made.verified, made.source) == (None, False, False, [SOURCE.key])
-    assert build(proposal.matrix, NEW, "cpu").sass == []
-    assert proposal.matrix.sources[SOURCE.key] == SOURCE.text
-
-
-def test_a_proposal_is_read_again_and_the_lint_finds_nothing(matrix: Matrix) -> None:
-    proposal = proposed(matrix, seen(NEW, None), seen(NEW, "cpu", arch="aarch64"), x86_64="cu132")
-    text = dump(proposal.matrix)
-    extensions = loads(text.encode())
-    assert extensions == proposal.matrix
-    assert dump(extensions) == text
-    assert lint(extensions) == []
-    assert extensions.images == matrix.images
 
 
 def test_a_new_variant_and_a_new_architecture_of_a_known_release(matrix: Matrix) -> None:

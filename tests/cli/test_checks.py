@@ -6,13 +6,11 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-import pytest
 from click.testing import CliRunner
 
 from envcheck.checks import limits
 from envcheck.cli import Settings
 from envcheck.cli.commands.checks import MET, command, rows
-from envcheck.errors import ConfigError
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.runner.planning import discover
 from envcheck.runner.schema import OutcomeRow
@@ -66,11 +64,6 @@ def test_what_counts_as_having_met_a_gpu(
     made = report(outcome, **{"snapshot": REAL, **facts})
     expected = {"check": "gemm", "gpu": "NVIDIA H200", "date": "2026-01-02", "report": "a.json"}
     assert SCRIPT["met_in"]([("a.json", made), ("b.json", made)]) == ([expected] if met else [])
-
-
-def test_one_check_and_a_level_are_refused() -> None:
-    with pytest.raises(ConfigError, match="leave one of them out"):
-        listed_checks("temperature", "--level", "static")
 
 
 def test_a_file_that_is_no_check_hides_no_other_check(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from envcheck.cli.building.cell_to_build import buildable
 from envcheck.errors import NothingLegalError, UnavailableError
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Query, resolve
-from tests.processes import ran
+from tests.processes import typed
 
 MATRIX = load()
 H100 = Query(gpus=["H100"], driver="550.54.14")
@@ -33,10 +32,6 @@ def test_of_its_pythons_the_one_whose_base_is_this_release_comes_first(monkeypat
     assert buildable(MATRIX, [resolve(MATRIX, H100)], "docker")[0].python == "3.13"
 
 
-def test_without_a_gpu_it_is_the_cpu_cell() -> None:
-    assert str(buildable(MATRIX, [resolve(MATRIX, Query(variant="cpu"))], "docker")[0]) == "torch2.13.0-cpu-py311"
-
-
 def test_a_machine_no_published_cell_is_legal_on_is_told_so() -> None:
     with pytest.raises(NothingLegalError, match="envcheck images"):
         buildable(MATRIX, [resolve(MATRIX, Query(gpus=["H100"], torch="2.0.1", driver="470.57.02"))], "docker")
@@ -52,9 +47,7 @@ def test_a_venv_needs_the_cells_python(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("torch_python")
 def test_the_main_job_without_an_engine(tmp_path: Path) -> None:
     home = {"ENVCHECK_HOME": str(tmp_path / "home")}
-    completed = ran(
-        [sys.executable, "-m", "envcheck", "demo", "--engine", "venv"], cwd=tmp_path, env={**os.environ, **home}
-    )
+    completed = typed("demo", "--engine", "venv", cwd=tmp_path, env={**os.environ, **home})
     assert completed.returncode == 0, completed.stdout + completed.stderr
     report = json.loads((tmp_path / "envcheck-report.json").read_text(encoding="utf-8"))
     assert "built by venv through mirror profile host" in report["resolution"]

@@ -26,7 +26,7 @@ from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import Index, Profile
 from envcheck.mirrors.store.objects import Store
 from tests.http_server import Answer, Server, Servers
-from tests.tables import each
+from tests.tables import each, one_line
 from tests.wheels import wheel
 
 Run = Callable[..., tuple[int, str, str]]
@@ -67,11 +67,9 @@ def test_an_extension_is_pinned_to_what_fits(matrix: Matrix, requirement: str, p
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(matrix: Matrix, requirement: str, says: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=one_line(says)) as refused:
         pinned(matrix, "torch2.8.0-cu128-py311", requirement)
-    assert says in str(caught.value)
-    assert "envcheck resolve --with" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert "envcheck resolve --with" in str(refused.value)
 
 
 def test_what_is_not_known_is_said_and_left_to_the_installer(
@@ -164,18 +162,6 @@ def test_code_of_a_wheel_that_links_no_cuda_library_is_compared_too(run: Run, tm
     code, out, _ = run(*words, "H100")
     assert (code, "no-gpu-code" in out) == (1, True)
     assert run(*words, "A100")[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "says"), [("", "give a file like the shipped extensions.yaml"), ("nosuch: 1", "shipped extensions.yaml")]
-)
-def test_an_error_in_facts_about_extensions_points_to_their_file(
-    run: Run, tmp_path: Path, text: str, says: str
-) -> None:
-    (tmp_path / "own.yaml").write_text(text)
-    own = ("--extensions", str(tmp_path / "own.yaml"))
-    code, _, err = run("resolve", "--with", "vllm", "--gpu", "H100", *own)
-    assert (code, says in err, "matrix.yaml" in err) == (2, True, False), err
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,15 @@ def keep(status: Any, **facts: Any) -> None:
     verdicts.keep(structs.replace(made, **facts))
 
 
-def gate(*arguments: str) -> Result:
+def typed(*arguments: str) -> Result:
     settings = Settings(None, verbose=False, quiet=False)
-    argv = ["--python", sys.executable, *arguments]
-    return CliRunner().invoke(command_module.command, argv, obj=settings, catch_exceptions=False)
+    return CliRunner().invoke(command_module.command, arguments, obj=settings)
+
+
+def gate(*arguments: str) -> Result:
+    result = typed("--python", sys.executable, *arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
 
 
 def scontrol(at: Path, body: str = 'echo "$@" >> "${0%/*}/calls"', reasons: dict[str, str] | None = None) -> Path:
@@ -144,7 +149,7 @@ def test_after_a_repair_what_failed_runs_again_and_the_node_is_resumed(
     monkeypatch.setattr("envcheck.fleet.gate.run_checks", run)
     noted = scontrol(tmp_path, reasons={"n7": "envcheck: ecc: 2 errors", "n8": "envcheck: xid: 79"})
     keep("fail", check="ecc", summary="2 errors", of_node=True, again=("ecc",), level="quick")
-    result = CliRunner().invoke(command_module.command, ["--recheck"], obj=Settings(None, verbose=False, quiet=False))
+    result = typed("--recheck")
     assert (result.exit_code, asked) == (code, [("quick", None, ("ecc",))]), result.output
     called = noted.read_text() if noted.exists() else ""
     assert called == ("" if code else "update nodename=n7 state=resume\n"), "only a pass resumes"
@@ -166,7 +171,7 @@ def test_an_environments_fault_is_no_answer_to_one_of_the_node(
     monkeypatch.setattr("envcheck.fleet.gate.run_checks", lambda *_, **__: report(*found, mode="cpu"))
     noted = scontrol(tmp_path, reasons={"n7": "envcheck: ecc: 2 errors"})
     keep("fail", check="ecc", summary="2 errors", of_node=True, again=("ecc",))
-    result = CliRunner().invoke(command_module.command, ["--recheck"], obj=Settings(None, verbose=False, quiet=False))
+    result = typed("--recheck")
     assert (result.exit_code, noted.exists()) == (code, not code), result.output
 
 
@@ -179,11 +184,9 @@ def test_an_environment_that_is_gone_holds_no_other_one(
     monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path / str(of_node)))
     gone = GatedEnvironment(kind="python", name="/gone/bin/python", state="1")
     keep("fail", check="xid", subject=gone, of_node=of_node, again=("xid",))
-    call = command_module.command, ["--recheck"]
-    settings = Settings(None, verbose=False, quiet=False)
-    assert "no Python at /gone/bin/python" in str(CliRunner().invoke(*call, obj=settings).exception)
+    assert "no Python at /gone/bin/python" in str(typed("--recheck").exception)
     keep("fail", check="ecc", of_node=True, again=("ecc",))
-    result = CliRunner().invoke(*call, obj=settings, catch_exceptions=False)
+    result = typed("--recheck")
     assert (result.exit_code, noted.exists()) == (code, not code), result.output
     assert f"; delete {verdicts.path_of('n7', gone)}" in result.stderr
 
@@ -196,11 +199,9 @@ def test_a_node_that_envcheck_did_not_drain_is_not_resumed(
     monkeypatch.setattr("envcheck.fleet.gate.run_checks", lambda *_, **__: found)
     noted = scontrol(tmp_path, reasons={"n7": reason})
     monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path / reason))
-    call = command_module.command, ["--recheck"]
-    settings = Settings(None, verbose=False, quiet=False)
-    assert "no verdict of n7 is kept in " in str(CliRunner().invoke(*call, obj=settings).exception)
+    assert "no verdict of n7 is kept in " in str(typed("--recheck").exception)
     keep("fail", check="ecc", again=("ecc",))
-    result = CliRunner().invoke(*call, obj=settings, catch_exceptions=False)
+    result = typed("--recheck")
     assert (result.exit_code, "not resumed: it is drained" in result.output, noted.exists()) == (0, True, False)
 
 

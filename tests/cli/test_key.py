@@ -12,7 +12,6 @@ from envcheck.cli import cli
 from envcheck.cli.commands import store as command_module
 from envcheck.errors import ConfigError
 from tests.processes import ran
-from tests.tables import each
 
 
 def new(*words: object, typed: str | None = None) -> Result:
@@ -51,19 +50,3 @@ def test_a_password_is_asked_for_or_in_the_environment(tmp_path: Path, monkeypat
     assert "s3cret" not in result.output
     assert "hunter2" not in result.output
     assert signing.load_private(tmp_path / "told", b"s3cret")
-
-
-@each(
-    "words, why",
-    [
-        (["b.pub"], "cannot hold a private key"),
-        (["."], "cannot hold a private key"),
-        (["/"], "cannot hold a private key"),
-        (["key", "--password"], "set ENVCHECK_KEY_PASSWORD"),
-    ],
-)
-def test_what_cannot_be_a_key_is_refused(words: list[str], why: str, tmp_path: Path) -> None:
-    result = new(*[tmp_path / words[0] if words[0][0] not in "./" else words[0], *words[1:]])
-    assert isinstance(result.exception, ConfigError)
-    assert why in str(result.exception)
-    assert list(tmp_path.iterdir()) == []

@@ -17,22 +17,13 @@ from envcheck.cli import cli, line_and_code
 from envcheck.cli.commands import resolve
 from envcheck.cli.shared.process import LONGEST_LINE, last_line, print_json, stopping
 from envcheck.matrix.resolver.query import Query
-from tests.processes import ran
+from tests.processes import ran, typed
 
 Run = Callable[..., tuple[int, str, str]]
 
 
 def process(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return ran([sys.executable, "-m", "envcheck", *args], env={**os.environ, **env}, errors="replace")
-
-
-def test_an_unknown_command_is_a_usage_error() -> None:
-    done = process("resolv")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "did you mean 'resolve'" in done.stderr.lower()
-    for word, meant in (("validate", "run"), ("install", "build"), ("list", "images"), ("sbom", "images sbom")):
-        assert f"(did you mean '{meant}'?)" in process(word).stderr
+    return typed(*args, env={**os.environ, **env}, errors="replace")
 
 
 def test_what_is_not_there_ends_with_2_in_every_command(run: Run, tmp_path: Path) -> None:
@@ -83,12 +74,10 @@ def test_the_readme_has_a_line_for_every_command() -> None:
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"])
 def test_a_stream_that_is_closed_or_full_changes_nothing_of_the_result(closed: str) -> None:
     command = f"exec '{sys.executable}' -m envcheck mirror show none {closed}"
-    completed = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    completed = ran(["sh", "-c", command])
     assert (completed.returncode, completed.stderr) == (0, "")
     assert bool(completed.stdout) == (">&-" not in closed.split())
-    wrong = subprocess.run(
-        ["sh", "-c", command.replace("none", "nowhere")], capture_output=True, text=True, check=False
-    )
+    wrong = ran(["sh", "-c", command.replace("none", "nowhere")])
     assert wrong.returncode == 2
     assert "Traceback" not in wrong.stderr
 
@@ -98,7 +87,7 @@ def test_a_file_that_hides_a_module_of_python_is_named_in_one_line(tmp_path: Pat
     (tmp_path / f"{name}.py").write_text("nothing = None\n")
     command = [sys.executable, "-m", "envcheck", "run", "--level", "static", "--dry-run"]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
-    completed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    completed = ran(command, cwd=tmp_path, env=environment)
     assert (completed.returncode, completed.stderr.count("\n")) == (2, 1), completed.stderr
     assert f"{tmp_path / name}.py hides Python's own module {name}" in completed.stderr
 

@@ -42,15 +42,6 @@ def run(*args: str) -> Any:
     return CliRunner().invoke(cli, ["mirror", *args], catch_exceptions=False)
 
 
-def refused(*args: str) -> str:
-    completed = subprocess.run(
-        [sys.executable, "-m", "envcheck", "mirror", *args], capture_output=True, text=True, check=False
-    )
-    assert completed.returncode == 2
-    assert completed.stderr.count("\n") == 1
-    return completed.stderr
-
-
 def test_the_list_fits_a_terminal_and_is_json_for_programs(home: Path) -> None:
     text = run("list").output
     assert max(map(len, text.splitlines())) <= 80
@@ -102,22 +93,6 @@ def test_several_files_are_told_apart(home: Path, monkeypatch: pytest.MonkeyPatc
     text = run("show", "tuna", "--format", "apt").stdout
     assert text.startswith("# ==> /etc/apt/sources.list.d/envcheck.sources <==\nTypes: deb\n")
     assert "# ==> /etc/apt/envcheck/ubuntu.mirrors <==\nhttps://" in text
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("show", "tunna"),
-        ("show", "tuna", "--format", "npm"),
-        ("show", "tuna", "--variant", "12.8; rm"),
-        ("show",),
-        ("use", "user"),
-        ("use", "nowhere.yaml"),
-        ("env", "nowhere.yaml"),
-    ],
-)
-def test_bad_input_is_one_line(arguments: tuple[str, ...]) -> None:
-    assert "; " in refused(*arguments)
 
 
 def test_use_says_what_it_wrote_and_takes_it_back(home: Path) -> None:
@@ -233,21 +208,6 @@ def test_a_closed_profile_must_not_be_left(site: Path) -> None:
 def _elsewhere(profile: Path) -> str:
     """Return the site's address by another name."""
     return profile.read_text().partition("'")[2].partition("/simple")[0].replace("127.0.0.1", "localhost")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "expected one cell or --lock, found none"),
-        (["torch*"], "names"),
-        (["tuna"], "tuna"),
-        (["torch2.13.0-cpu-py311", "torch2.13.0-cpu-py312"], "each mirror as --mirror NAME"),
-    ],
-)
-def test_bad_input_of_a_probe_is_one_line(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(cli, ["mirror", "probe", *arguments], standalone_mode=False)
-    assert isinstance(result.exception, ConfigError)
-    assert message in str(result.exception)
 
 
 def test_fetch_takes_the_mirror_that_passed_and_says_so(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -207,50 +208,34 @@ def test_the_other_ranks_of_a_node_leave_it_to_the_first(start: Start, tmp_path:
     assert not any((tmp_path / "cwd").iterdir())
 
 
-def run_once(site: Path, where: Path, tail: str) -> subprocess.CompletedProcess[str]:
-    """Run the site's checks by the command line, in bash, and redirect as `tail` says."""
-    argv = f"{sys.executable} -m envcheck run --python {sys.executable} --checks {site}"
-    variables = {**os.environ, "PYTHONPATH": str(Path(envcheck.__file__).parents[1])}
-    command = ["bash", "-c", f"{argv} {tail}"]
-    return subprocess.run(command, cwd=where, env=variables, capture_output=True, text=True, check=False, timeout=120)
+def test_a_dash_prints_the_report_and_is_no_file_of_that_name(start: Start, tmp_path: Path) -> None:
+    def ended(*words: str) -> tuple[int, str, str]:
+        process = start(*words)
+        out, err = process.communicate()
+        return process.returncode, out, err
 
-
-@pytest.fixture
-def quick_site(tmp_path: Path) -> Path:
-    (tmp_path / "site" / "env").mkdir(parents=True)
-    for name in ("one", "two"):
-        (tmp_path / "site" / "env" / f"{name}.py").write_text(CHECK.format(seconds=0))
-    return tmp_path / "site"
-
-
-ONLY = "--only one --only two"
-
-
-def test_a_dash_prints_the_report_and_is_no_file_of_that_name(quick_site: Path, tmp_path: Path) -> None:
-    before = {*tmp_path.rglob("*.json")}
-    completed = run_once(quick_site, tmp_path, f"{ONLY} -o -")
-    assert completed.returncode == 0, completed.stderr
-    assert json.loads(completed.stdout)["verdict"]["exit_code"] == 0
+    code, out, err = ended("-o", "-")
+    assert code == 0, err
+    assert json.loads(out)["verdict"]["exit_code"] == 0
     for wrong, why in (("--html -", "use --json to print the report"), ("-o - --resume", "exclude each other")):
-        refused = run_once(quick_site, tmp_path, f"{ONLY} {wrong}")
-        assert refused.returncode == ConfigError.exit_code
-        assert why in refused.stderr
-    assert not (tmp_path / "-").exists()
-    assert {*tmp_path.rglob("*.json")} == before
-    assert "report: -\n" in run_once(quick_site, tmp_path, f"{ONLY} -o ./-").stdout
-    assert json.loads((tmp_path / "-").read_text())["verdict"]["exit_code"] == 0
-    assert [OutputType.written(OutputType(printed=True).convert(v, None, None)) for v in ("-", "./-", "r.json")] == [
-        "-",
-        "./-",
-        "r.json",
-    ]
+        code, _, err = ended(*wrong.split())
+        assert (code, why in err) == (ConfigError.exit_code, True), err
+    assert not any((tmp_path / "cwd").iterdir())
+    assert "report: -\n" in ended("-o", "./-")[1]
+    assert json.loads((tmp_path / "cwd/-").read_text())["verdict"]["exit_code"] == 0
+    written = [OutputType.written(OutputType(printed=True).convert(v, None, None)) for v in ("-", "./-", "r.json")]
+    assert written == ["-", "./-", "r.json"]
 
 
-def test_a_pipe_takes_one_report(quick_site: Path, tmp_path: Path) -> None:
-    tail = f"{ONLY} -o >(cat > part.json; mv part.json whole.json) --html >(cat > page.html)"
-    completed = run_once(quick_site, tmp_path, f"{tail} && while [ ! -e whole.json ]; do sleep 0.1; done")
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    assert json.loads((tmp_path / "whole.json").read_text())["verdict"]["exit_code"] == 0
+def test_a_pipe_takes_one_report(start: Start, tmp_path: Path) -> None:
+    for name in ("whole", "page"):
+        os.mkfifo(tmp_path / name)
+    running = start("-o", str(tmp_path / "whole"), "--html", str(tmp_path / "page"))
+    with ThreadPoolExecutor() as readers:
+        whole, page = readers.map(Path.read_text, (tmp_path / "whole", tmp_path / "page"))
+    out, err = running.communicate()
+    assert running.returncode == 0, out + err
+    assert (json.loads(whole)["verdict"]["exit_code"], page[:9]) == (0, "<!DOCTYPE")
 
 
 def test_sigterm_ends_a_run_as_an_interrupt_does(start: Start, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import envcheck
 from envcheck.cli.shared import process
 from envcheck.reports import formats, redact
+from tests.processes import ran
 from tests.tables import beside
 
 HOST = "canaryhost7.canarydomain.example"
@@ -66,9 +67,7 @@ def start(site: Path, *argv: str, **more: str) -> subprocess.CompletedProcess[st
     }
     command = [sys.executable, "-m", "envcheck", *argv]
     environment = {**kept, **own, **more}
-    return subprocess.run(
-        command, cwd=site / "canarywork", env=environment, capture_output=True, text=True, check=False
-    )
+    return ran(command, cwd=site / "canarywork", env=environment)
 
 
 def singing(*texts: str) -> list[str]:

@@ -79,16 +79,6 @@ def test_a_damaged_file_is_named_and_not_served_again(run: Run, store: Store, tm
     assert not (store.root / "current/hf/o/r/resolve/main/model.bin").exists()
 
 
-@pytest.mark.parametrize("arguments", [["versions"], ["gc"], ["release", "--rollback"], ["export", "-o", "/no/such"]])
-def test_who_reads_a_store_that_is_none_is_told(run: Run, tmp_path: Path, arguments: list[str]) -> None:
-    typo, ours = tmp_path / "typo", tmp_path / "ours"
-    ours.mkdir()
-    (ours / "letter.txt").touch()
-    assert f"{typo}: there is no store; pass the right store" in failed(run(*arguments, root=typo), ConfigError)
-    assert f"{ours}: not a store" in failed(run(*arguments, root=ours), ConfigError)
-    assert (typo.exists(), [file.name for file in ours.iterdir()]) == (False, ["letter.txt"])
-
-
 def test_gc_is_1_when_all_that_is_left_is_published(run: Run, store: Store) -> None:
     free = store.add(b"x" * 1000, "free")
     done = run("gc", "--max-size", "100", "--dry-run")
@@ -110,18 +100,6 @@ def test_a_model_is_released_from_its_lock(run: Run, store: Store, tmp_path: Pat
     store.evict(digest)
     message = failed(run("release", "--model-lock", str(tmp_path / "model.lock")), UnavailableError)
     assert "has no hf.endpoint" in message
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["release"], "nothing to release; name a CELL"),
-        (["release", "torch9*"], "no published cell"),
-        (["release", "torch2.13.0-cpu-py311", "--mirror", "nosuch"], "no mirror profile"),
-    ],
-)
-def test_what_is_refused(run: Run, arguments: list[str], message: str) -> None:
-    assert message in failed(run(*arguments), ConfigError)
 
 
 def test_a_store_that_cannot_be_written_is_one_line(run: Run, tmp_path: Path) -> None:

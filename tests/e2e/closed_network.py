@@ -55,7 +55,6 @@ class Network:
     def run(
         self, *command: str | Path, env: Mapping[str, str] | None = None, timeout: float = 120
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command inside."""
         argv = self.argv(*command)
         return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=timeout)
 

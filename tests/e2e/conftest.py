@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.private_engine import CannotStartError, private_engine
 from tests.e2e.private_index import Index, private_index
-from tests.processes import ran
+from tests.processes import ran, typed
 
 ROOT = Path(__file__).resolve().parents[2]
 CELL = "torch2.13.0-cpu-py311"
@@ -31,14 +31,10 @@ class Machine:
     index: Index
 
     def docker(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Run docker against the private engine."""
-        return subprocess.run(
-            ["docker", *arguments], env=self.env, input=stdin, capture_output=True, text=True, check=False, timeout=600
-        )
+        return ran(["docker", *arguments], env=self.env, input=stdin, timeout=600)
 
     def envcheck(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run envcheck as a user does."""
-        return ran([sys.executable, "-m", "envcheck", *arguments], env={**self.env, **env}, cwd=ROOT, timeout=1200)
+        return typed(*arguments, env={**self.env, **env}, cwd=ROOT, timeout=1200)
 
     def derive(self, tag: str, *lines: str, image: str) -> str:
         """Build an image from another and these instructions, its layers as they are: nobody sends them anywhere."""

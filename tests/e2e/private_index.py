@@ -21,11 +21,9 @@ class Index(Server):
 
     @property
     def url(self) -> str:
-        """Return where it is."""
         return f"https://localhost:{self.port}{self.prefix}"
 
     def answer(self, request: Request) -> Answer:
-        """Return a page or a wheel to who has the login."""
         answer = self._answer(request)
         self.served.append(f"{answer.status} {request.path}")
         return answer

@@ -33,6 +33,7 @@ from tests.e2e.site_mirror import Site, basic
 from tests.http_server import Answer, Server, Servers, paced
 from tests.mirrors.hub.conftest import COMMIT, REPO, Hub
 from tests.mirrors.site.conftest import free_ports, get, running
+from tests.processes import ran
 from tests.waiting import eventually
 from tests.wheels import wheel
 
@@ -70,9 +71,7 @@ class Place:
         """Run envcheck as a user does, and return all that it printed."""
         command = [sys.executable, "-m", "envcheck", *map(str, words)]
         env = {**self.env, **more}
-        completed = subprocess.run(
-            command, cwd=self.home, env=env, capture_output=True, text=True, check=False, timeout=120
-        )
+        completed = ran(command, cwd=self.home, env=env, timeout=120)
         assert completed.returncode == status, completed.stdout + completed.stderr
         return completed.stdout + completed.stderr
 

@@ -44,12 +44,10 @@ class JupyterServer:
 
     @property
     def address(self) -> str:
-        """Return its address on the engine's bridge."""
         output = self.machine.docker("inspect", "--format={{.NetworkSettings.IPAddress}}", self.name).stdout
         return output.strip()
 
     def logs(self) -> str:
-        """Return all that it has said."""
         completed = self.machine.docker("logs", self.name)
         return completed.stdout + completed.stderr
 

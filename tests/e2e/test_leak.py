@@ -56,7 +56,6 @@ class ClosedNetwork:
     env: Mapping[str, str]
 
     def envcheck(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        """Run envcheck inside."""
         return self.network.run(*ENVCHECK, *arguments, env=self.env)
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.e2e import layers
 from tests.e2e.conftest import CELL, ROOT, Image, Machine
 from tests.e2e.private_index import Index, private_index
+from tests.processes import ran
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -29,9 +30,7 @@ class Offline:
     def envcheck(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run envcheck in a network namespace of its own: not even the loopback is up there."""
         argv = ["unshare", "--net", sys.executable, "-m", "envcheck", *arguments]
-        return subprocess.run(
-            argv, env=self.machine.env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1200
-        )
+        return ran(argv, env=self.machine.env, cwd=ROOT, timeout=1200)
 
 
 @pytest.fixture(scope="module")

@@ -23,14 +23,18 @@ def node(*taints: dict[str, str], label: str | None = None, reason: str | None =
     return {"metadata": metadata, "spec": {"taints": [*taints]} if taints else {}}
 
 
-def test_only_the_gates_own_taint_label_and_reason_change() -> None:
-    change = patch(node(OTHERS), "ecc", REASON)
+def changed(known: dict[str, Any], check: str, reason: str) -> dict[str, Any]:
+    change = patch(known, check, reason)
     assert change is not None
+    return change
+
+
+def test_only_the_gates_own_taint_label_and_reason_change() -> None:
+    change = changed(node(OTHERS), "ecc", REASON)
     assert change["spec"]["taints"] == [OTHERS, OWN]
     marks = {"labels": {"envcheck/fit": "false"}, "annotations": {"envcheck/reason": REASON}}
     assert change["metadata"] == {"resourceVersion": "5", **marks}
-    change = patch(node(OTHERS, OWN, label="false", reason=REASON), "", "")
-    assert change is not None
+    change = changed(node(OTHERS, OWN, label="false", reason=REASON), "", "")
     assert (change["spec"]["taints"], change["metadata"]["labels"]) == ([OTHERS], {"envcheck/fit": "true"})
     assert change["metadata"]["annotations"] == {"envcheck/reason": None}
     assert patch(node(OWN, label="false", reason=REASON), "shm", "envcheck: shm: small") is not None
@@ -40,12 +44,10 @@ def test_only_the_gates_own_taint_label_and_reason_change() -> None:
     for held in ([], [OWN]):
         cordoned = node(OTHERS, *held)
         cordoned["spec"]["unschedulable"] = True
-        change = patch(cordoned, "driver-nvml", REASON)
-        assert change is not None
+        change = changed(cordoned, "driver-nvml", REASON)
         assert change["spec"]["taints"] == [OTHERS, *held]
         assert (change["metadata"]["labels"], REASON in str(change)) == ({"envcheck/fit": "false"}, True)
-    named = patch(node(), "-my check/é" + "x" * 90, REASON)
-    assert named is not None
+    named = changed(node(), "-my check/é" + "x" * 90, REASON)
     assert re.fullmatch("my-check-x{,54}", named["spec"]["taints"][0]["value"]), "as Kubernetes takes it"
 
 

@@ -20,7 +20,7 @@ from envcheck.fleet.group.membership import membership
 from envcheck.fleet.kubernetes_node import TAINT
 from envcheck.fleet.kubernetes_pods import PodOptions
 from envcheck.fleet.launch_files import LaunchValues, launch_files
-from tests.tables import each
+from tests.tables import each, one_line
 
 IMAGE = "registry.example:5000/torch@sha256:" + "a" * 64
 HOSTILE = """a"b'c$HOME`id`;#: {{x}} \\ %s"""
@@ -64,14 +64,6 @@ def validators() -> Path:
     if not at:
         pytest.skip("no kubernetes-validate: set ENVCHECK_TEST_VALIDATORS, or use `make test`, which installs it")
     return Path(at)
-
-
-@each("values", SETTINGS.values())
-def test_scripts_are_sound_shell(tmp_path: Path, values: LaunchValues) -> None:
-    for name, text in texts("slurm", values).items():
-        if name.endswith((".sh", ".sbatch")):
-            (tmp_path / name).write_text(text)
-            subprocess.run(["bash", "-n", str(tmp_path / name)], check=True)
 
 
 @pytest.mark.tools
@@ -267,26 +259,17 @@ REFUSED: dict[str, list[Any]] = {
 
 @each("name, value", [(name, value) for name, values in REFUSED.items() for value in values])
 def test_what_cannot_stand_in_a_file_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=one_line("")):
         launch_files("kubernetes" if value is None else "slurm", VALUES._replace(**{name: value}))
-    assert "\n" not in str(refused.value)
     with pytest.raises(ConfigError, match="--scheduler is not Volcano's"):
         launch_files("kubernetes", VALUES._replace(pods=PodOptions(gang="volcano", scheduler="mine")))
     with pytest.raises(ConfigError, match="twice"):
         launch_files("kubernetes", VALUES._replace(variables=("NCCL_A=1", "NCCL_A=2")))
 
 
-def test_the_command_prints_the_files_and_refuses_what_they_do_not_hold() -> None:
+def test_the_command_prints_the_files() -> None:
     words = ["fleet", "render", "slurm", "--image", IMAGE]
     assert CliRunner().invoke(cli, words).stdout.startswith("# sweep.sbatch\n#!/bin/bash\n")
-    refused = CliRunner().invoke(cli, [*words, "--env", "NCCL_DEBUG=INFO"])
-    assert "--env has no place in the files for Slurm" in str(refused.exception)
-    for system, option in [
-        *(("slurm", option) for option in ("--queue a", "--drain", "--namespace foo")),
-        *(("kubernetes", option) for option in ("--scripts /a", "--program /a", "--max-drained 5", "--reports /a")),
-    ]:
-        told = str(CliRunner().invoke(cli, ["fleet", "render", system, "--image", IMAGE, *option.split()]).exception)
-        assert f"{option.split()[0]} has no place in the files for {system.title()}" in told
     words = ["fleet", "render", "kubernetes", "--image", IMAGE, "--runtime-class", "nvidia", "--resource", "rdma/hca=8"]
     given = CliRunner().invoke(cli, [*words, "--gang", "volcano", "--host-network"]).stdout
     parts = 'runtimeClassName: "nvidia"', '"rdma/hca": "8"', "hostNetwork: true", "scheduling.volcano.sh"

@@ -2,10 +2,8 @@
 
 import json
 import random
-import statistics
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,19 +89,7 @@ def test_a_clock_that_is_ahead_is_undetermined() -> None:
     assert state(seen(hours_ago=-5, status="fail")) == "fail"
 
 
-def test_an_expected_node_without_a_report_is_missing() -> None:
-    data = states([seen()], NOW, 24 * HOUR, ["n1", "n2"])
-    assert {node: one.state for node, one in data.items()} == {"n1": "pass", "n2": "missing"}
-
-
 NOISE = [470.0, 472.0, 475.0, 477.0, 478.0, 480.0, 481.0, 484.0]
-
-
-def test_a_slow_value_is_an_outlier_with_its_z() -> None:
-    mad = statistics.median(abs(value - 477.0) for value in [*NOISE, 380.0])
-    far = compare([*NOISE, 380.0])
-    assert (far.usual, far.drifting, [*far.z]) == (477.0, [], [8])
-    assert far.z[8] == pytest.approx((380.0 - 477.0) / (SCALE * mad))
 
 
 TIGHT = [100.0 + place / 100 for place in range(8)]

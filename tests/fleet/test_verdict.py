@@ -10,6 +10,7 @@ from msgspec import json, structs
 
 from envcheck.fleet import gate
 from envcheck.fleet.gate import Boot, GatedEnvironment, GateQuestion, NodeVerdict, fingerprint, this_boot
+from envcheck.reports.model import RunReport
 from envcheck.runner.schema import TargetFacts
 from tests.builders import report, row
 from tests.tables import each
@@ -87,25 +88,28 @@ def test_a_pass_of_a_lower_level_does_not_hide_what_a_higher_one_found() -> None
     assert gate.replaces(verdict(), None)
 
 
+def of_report(run: RunReport) -> NodeVerdict:
+    made = gate.of_report(run, PYTHON, NOW)
+    assert made is not None
+    return made
+
+
 def test_the_verdict_of_a_run_names_the_first_check_that_decided() -> None:
     path = "/opt/x/" + "deep/" * 30
     run = report(
         row("matmul"), row("ecc", "fail", path + 'GPU 3: 2 "x"\n\x1b[31m\u202eerrors', kind="node"), row("ddp", "fail")
     )
-    made = gate.of_report(run, PYTHON, NOW)
-    assert made is not None
+    made = of_report(run)
     assert (made.status, made.check, made.level, made.mode) == ("fail", "ecc", "quick", "gpu")
     assert (made.covered[0], made.again, made.of_node) == ("matmul", ("ecc", "ddp"), True)
     assert re.fullmatch(r"envcheck: ecc: \.\.\..*/GPU 3: 2 'x' errors", made.reason), "the end, no codes, no quotes"
     assert len(made.reason) == gate.REASON_LENGTH
-    undetermined = gate.of_report(report(row("matmul"), row("nvml", "error")), PYTHON, NOW)
-    assert undetermined is not None
+    undetermined = of_report(report(row("matmul"), row("nvml", "error")))
     assert (undetermined.status, undetermined.check) == ("error", "nvml")
     assert gate.of_report(report(row("matmul"), ended=""), PYTHON, NOW) is None, "it was cut short"
     for kind, unsure in (("node", True), ("env", False)):
         run = report(row("ddp", "fail"), row("gemm-throughput", "error", kind=kind))
-        made = gate.of_report(run, PYTHON, NOW)
-        assert made is not None
+        made = of_report(run)
         assert (made.status, made.of_node, made.node_unsure) == ("fail", False, unsure)
 
 
@@ -123,22 +127,16 @@ def test_the_verdict_of_a_run_names_the_first_check_that_decided() -> None:
 )
 def test_a_fault_is_the_nodes_or_that_of_the_environment_on_it(failed: Any, of_node: Any) -> None:
     run = report(row("requirements", "fail"), failed)
-    made = gate.of_report(run, PYTHON, NOW)
-    assert made is not None
+    made = of_report(run)
     assert made.of_node == of_node
     assert made.check == (failed.id if of_node else "requirements"), "what drains is named first"
     cpu_wheel = structs.replace(run, environment={"torch": "2.9.1+cpu", "cuda": None})
-    made = gate.of_report(cpu_wheel, PYTHON, NOW)
-    assert made is not None
-    assert made.of_node == (of_node and failed.id not in ("gpu-visible", "kernels"))
+    seen = of_node and failed.id not in ("gpu-visible", "kernels")
+    assert of_report(cpu_wheel).of_node == seen
     waiting = structs.replace(run, outcomes=[*run.outcomes, row("fabric", "skip", kind="node", code="fabric.shared")])
-    made = gate.of_report(waiting, PYTHON, NOW)
-    assert made is not None
-    assert made.of_node == (of_node and failed.id not in ("gpu-visible", "kernels")), "no partition of them is active"
+    assert of_report(waiting).of_node == seen, "no partition of them is active"
     shm = structs.replace(run, target=TargetFacts(kind="python", name="/opt/venv", chosen="--python"))
-    made = gate.of_report(shm, PYTHON, NOW)
-    assert made is not None
-    assert made.of_node == (of_node or failed.id == "shm")
+    assert of_report(shm).of_node == (of_node or failed.id == "shm")
 
 
 @each(
@@ -155,8 +153,7 @@ def test_a_required_gpu_is_undetermined_where_only_a_torch_that_is_not_there_cou
 ) -> None:
     required = structs.replace(row("require-gpu", "fail", "torch sees no GPU"), kind=kind, code="gpu.required")
     run = report(row("shm"), row("requirements", "error", "x" * 90), required, mode="cpu")
-    made = gate.of_report(structs.replace(run, environment=environment), PYTHON, NOW)
-    assert made is not None
+    made = of_report(structs.replace(run, environment=environment))
     assert made.status == status
     assert made.decided_by == ("requirements: " + "x" * 90 if status == "error" else "require-gpu: torch sees no GPU")
     assert gate.why_unusable(made, QUESTION._replace(require_gpu=False), NOW)

@@ -94,7 +94,6 @@ class Site(Server):
         self.insists: str | None = None
 
     def answer(self, request: Request) -> Answer:
-        """Return a file, or ask for a login."""
         if self.insists and request.login != self.insists:
             return Answer(401, headers={"WWW-Authenticate": 'Basic realm="test"'})
         return self.files(request)
@@ -115,6 +114,12 @@ def python() -> str:
 @pytest.fixture
 def serve(servers: Servers) -> Callable[..., Site]:
     return lambda root, tls=None: servers.start(Site(root, tls))
+
+
+@pytest.fixture
+def index_of(simple_index: Callable[[Path], Path], serve: Callable[..., Site]) -> Callable[[Path], str]:
+    """Return what serves a directory of wheels, at the URL that it returns."""
+    return lambda wheels: f"{serve(simple_index(wheels).parent).url}/simple"
 
 
 @pytest.fixture

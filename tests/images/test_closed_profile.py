@@ -4,11 +4,8 @@ import pytest
 
 from envcheck.errors import ConfigError
 from envcheck.images.build_context import sources
-from envcheck.images.engines.bootstrap import mirrors_for
 from envcheck.images.lock_with_uv import source_options
 from envcheck.images.lockfile import Lock
-from envcheck.matrix.file.load import load
-from envcheck.mirrors.profiles.host_config import AptSource
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, network_indexes
 from tests.tables import each
 
@@ -30,13 +27,6 @@ def test_a_context_that_could_not_be_built_is_refused(index: str, key: str) -> N
     with pytest.raises(ConfigError, match=f"closed and names no index for base.lock; name one under `{key}:`"):
         sources("base", lock, CLOSED, carried=False)
     assert [row.kind for row in sources("base", lock, CLOSED, carried=True)] == ["carried"]
-
-
-def test_a_base_comes_from_no_mirror_of_the_machine() -> None:
-    base = next(iter(load(None).bases))
-    machine = [AptSource(uris=[f"https://own.example/{base.distro}"], suites=[base.suite])]
-    assert mirrors_for(base, OPEN, machine) == ["https://own.example"]
-    assert mirrors_for(base, CLOSED, machine) == []
 
 
 @each("index", ["pypi", "pytorch/cpu"])

@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,7 +28,7 @@ def spec(matrix: Matrix, locks: list[Lock]) -> ImageSpec:
 
 
 @pytest.fixture
-def profile(torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[[Path], Any]) -> Profile:
+def profile(torch_wheels: Path, index_of: Callable[[Path], str]) -> Profile:
     """Return an index without the cell's torch, with packages that want what the cell has and has not."""
     wheel(torch_wheels, "trainer", "1.0", requires=["torch>=2", "helper"])
     wheel(torch_wheels, "helper", "1.5", requires=["numpy"])
@@ -38,7 +37,7 @@ def profile(torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Cal
     wheel(torch_wheels, "picky", "1.0", requires=["numpy<2"])
     wheel(torch_wheels, "numpy", "9.9.9")  # newer than what the cell holds
     (torch_wheels / "torch-2.8.0-py3-none-any.whl").unlink()
-    return Profile(name="test", pypi=[Index(url=f"{serve(simple_index(torch_wheels).parent).url}/simple")])
+    return Profile(name="test", pypi=[Index(url=index_of(torch_wheels))])
 
 
 def test_what_a_target_adds_moves_nothing_of_the_cell(
@@ -105,11 +104,8 @@ def test_a_users_packages_come_on_top_and_are_promised(spec: ImageSpec, profile:
 
 @pytest.mark.parametrize(("package", "named"), [("antique", "torch"), ("picky", "numpy"), ("numpy<2", "numpy")])
 def test_a_package_that_fights_the_cell_is_refused(spec: ImageSpec, profile: Profile, package: str, named: str) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"on top of 2.8.0-cu128-py311-runtime cannot be locked: Because .*{named}"
-    ) as caught:
+    with pytest.raises(ConfigError, match=rf"\A.*2.8.0-cu128-py311-runtime cannot be locked: Because .*{named}.*\Z"):
         lock_user_packages(spec, [package], profile)
-    assert "\n" not in str(caught.value)
 
 
 @each(

@@ -448,13 +448,3 @@ def test_a_driver_that_is_too_old_for_the_gpu_is_what_to_change(pin: str, fix: s
 def test_the_doctor_judges_pins_too() -> None:
     code, out = run("mirror", "doctor", str(DATA / "tutorial.Dockerfile"))
     assert (code, "P101" in out, out.splitlines()[-1]) == (1, True, "1 examined: 1 unreal")
-
-
-def test_a_question_that_the_file_answers_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the file says it"):
-        CliRunner().invoke(
-            cli,
-            ["resolve", "--from", str(DATA / "setup.sh"), "--torch", "2.8"],
-            catch_exceptions=False,
-            standalone_mode=False,
-        )

@@ -9,7 +9,7 @@ import pytest
 from envcheck.errors import ConfigError
 from envcheck.images.dockerfile import render_cell, write_locks
 from envcheck.images.lockfile import Lock, Pin, digest, version_of
-from envcheck.images.spec import load_spec, load_specs, make_spec, no_lock, select
+from envcheck.images.spec import load_spec, load_specs, make_spec
 from envcheck.images.targets import cuda_compilers, requirements_of
 from envcheck.matrix.facts.lookup import nvcc_in_wheels
 from envcheck.matrix.facts.model import Cell, Matrix
@@ -63,39 +63,6 @@ def test_a_lock_of_another_torch_is_refused(matrix: Matrix, locks: list[Lock]) -
     torch = msgspec.structs.replace(locks[1], pins=[Pin(name="torch", version="2.7.1", sha256=["0" * 64])])
     with pytest.raises(ConfigError, match=r"torch 2\.7\.1, not 2\.8\.0"):
         make_spec(matrix, CELL, [locks[0], torch, locks[2]])
-
-
-def test_a_cell_without_wheels_or_base_is_refused(matrix: Matrix) -> None:
-    with pytest.raises(ConfigError, match="no such wheel"):
-        make_spec(matrix, Cell(torch="2.8.0", variant="cu118", python="3.11"), [])
-    with pytest.raises(ConfigError, match="no such wheel"):
-        make_spec(matrix, Cell(torch="2.8.0", variant="cu128", python="3.13"), [])
-    with pytest.raises(ConfigError, match=r"no base image has Python 3\.10"):
-        make_spec(matrix, Cell(torch="2.8.0", variant="cu128", python="3.10"), [])
-
-
-def test_selectors_are_names_or_globs_and_none_means_all(matrix: Matrix) -> None:
-    def names(*selectors: str) -> list[str]:
-        return [str(cell) for cell in select(matrix, selectors)]
-
-    assert names() == ["torch2.8.0-cu128-py311", "torch2.8.0-cu128-py312", "torch2.8.0-cpu-py311"]
-    assert names("*-py311") == ["torch2.8.0-cu128-py311", "torch2.8.0-cpu-py311"]
-    assert names("torch2.8.0-cpu-py311", "*cpu*") == ["torch2.8.0-cpu-py311"]
-
-
-def test_a_target_lacks_a_lock_where_it_adds_packages(matrix: Matrix, locks: list[Lock]) -> None:
-    runtime, train = (make_spec(matrix, CELL, locks, target=target) for target in ("runtime", "train"))
-    assert (runtime.lacks_lock, train.lacks_lock, make_spec(matrix, CELL, []).lacks_lock) == (False, True, True)
-    assert str(no_lock(CELL, "aarch64")) == (
-        f"{CELL} has no lock for aarch64; run `envcheck lock {CELL} --arch aarch64` where its index can be reached"
-    )
-
-
-def test_an_unknown_selector_names_what_is_near(matrix: Matrix) -> None:
-    with pytest.raises(ConfigError, match=r"did you mean .*torch2\.8\.0-cu128-py312"):
-        select(matrix, ["torch2.8.0-cu128-py3.12"])
-    with pytest.raises(ConfigError, match="envcheck images"):
-        select(matrix, ["tensorflow"])
 
 
 def test_every_published_cell_has_a_spec_and_its_lock_agrees_with_the_facts() -> None:

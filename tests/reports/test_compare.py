@@ -210,19 +210,6 @@ def test_durations(seconds: float, message: str) -> None:
     assert phrases.duration(seconds) == message
 
 
-@each(
-    ("choices", "message"),
-    [
-        ({}, "about 12 s"),
-        ({"repeat": 3}, "3 times, about 36 s"),
-        ({"duration": 600.0}, "again and again for 10 min"),
-        ({"budget": 10.0}, "about 12 s if all; 1 expected to fit into 10 s"),
-    ],
-)
-def test_what_is_said_before_it_begins(choices: dict[str, Any], message: str) -> None:
-    assert phrases.extent(plan(2.0, 10.0, **choices)) == message
-
-
 def test_time_taken_stands_beside_time_planned() -> None:
     rows = [timed("short", 0.2, 0.5), timed("over", 7.04, 2.0), timed("under", 0.9, 5.0)]
     rows += [timed("skipped", 0.0, 9.0), timed("left", 0.0, 9.0, left_out=True)]

@@ -31,25 +31,20 @@ class Page(HTMLParser):
         assert self.opened == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep it."""
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.opened.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep it."""
         self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
-        """Hold it against what was opened last."""
         assert self.opened.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        """Keep it with the tag it stands in."""
         self.texts.append((self.opened[-1] if self.opened else "", data))
 
     def all(self, tag: str) -> list[str]:
-        """Return the texts directly in a tag."""
         return [text for at, text in self.texts if at == tag and text.strip()]
 
 

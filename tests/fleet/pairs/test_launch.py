@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import cli
-from envcheck.errors import ConfigError
 from envcheck.fleet.pairs.launch import SLURM, PairsState
 from tests.waiting import eventually
 
@@ -28,14 +27,12 @@ class Bench(NamedTuple):
     folder: Path
 
     def command(self, nodes: str, *options: str) -> list[str]:
-        """Return a command line."""
         words = [sys.executable, str(HERE / "fake_launch.py"), str(REPORT), str(self.folder / "faults.json")]
         launch = f"{shlex.join(words)} {{nodes}} {{command}}"
         base = [sys.executable, "-m", "envcheck", "fleet", "pairs", "--nodes", nodes, "--launch", launch]
         return [*base, "--state", str(self.folder / "state.json"), *options]
 
     def plant(self, **faults: list[str]) -> None:
-        """Set which nodes are faulty, as fake_launch.py has it."""
         (self.folder / "faults.json").write_text(json.dumps({"log": str(self.folder / "log"), **faults}))
 
     def verdict(self, nodes: str, *options: str) -> dict[str, Any]:
@@ -46,7 +43,6 @@ class Bench(NamedTuple):
         return verdict
 
     def log(self) -> list[str]:
-        """Return a line for each launch so far."""
         return (self.folder / "log").read_text().splitlines() if (self.folder / "log").exists() else []
 
 
@@ -115,31 +111,17 @@ def test_an_error_that_lets_no_launch_start_is_said_once_and_nothing_passes(benc
     ]
 
 
-def test_wrong_usage_is_refused_and_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_of_other_nodes_is_refused_and_a_dry_run_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("other.json").write_bytes(msgspec.json.encode(PairsState("n[1-6]", "tournament", SLURM)))
-    Path("broken.json").write_text("{")
-    cases = {
-        "--nodes n1": "names 1 node",
-        "--nodes n[2-1]": "range",
-        "--nodes n[1-2] --launch 'ssh {nodes}'": "{command}",
-        "--nodes n[1-2] --launch 'no-such-launcher {nodes} {command}'": "not on PATH",
-        "--nodes n[1-2] --state nosuch/x.json": "there is no directory nosuch",
-        "--nodes n[1-5] --launch '{command} {nodes}' --state broken.json": "not a state",
-        "--nodes n[1-5] --launch '{command} {nodes}' --state other.json": "other nodes",
-    }
+    words = ["--nodes", "n[1-5]", "--launch", "{command} {nodes}", "--state", "other.json"]
+    assert "other nodes" in str(CliRunner().invoke(cli, ["fleet", "pairs", *words]).exception)
     planned = CliRunner().invoke(cli, ["fleet", "pairs", "--nodes", "n[1-1024]", "--dry-run"]).stdout
     assert ("--level quick --output" in planned, "envcheck fleet group --output" in planned) == (True, True)
     more = ["--python", "/opt/a b", "--image", "site/torch:1", "--require-gpu", "--dry-run"]
     commands = CliRunner().invoke(cli, ["fleet", "pairs", "--nodes", "n[1-2]", *more]).stdout.splitlines()
-    assert [line.endswith("/ --python '/opt/a b' --image site/torch:1 --require-gpu") for line in commands] == [
-        True,
-        True,
-    ], commands
-    wrong = {}
-    for words, message in cases.items():
-        error = CliRunner().invoke(cli, ["fleet", "pairs", *shlex.split(words)]).exception
-        if not (isinstance(error, ConfigError) and message in f"{error} {error.fix}"):
-            wrong[words] = error
-    assert wrong == {}
-    assert {path.name for path in tmp_path.iterdir()} == {"other.json", "broken.json"}
+    ends = [line.endswith("/ --python '/opt/a b' --image site/torch:1 --require-gpu") for line in commands]
+    assert ends == [True, True], commands
+    assert [path.name for path in tmp_path.iterdir()] == ["other.json"]

@@ -7,12 +7,16 @@ from tests.tables import beside, each
 REAL: dict[str, str] = beside(__file__)["known"]
 
 
+def cause_of(text: str) -> str:
+    cause = diagnose(text)
+    assert cause is not None
+    assert cause.fix
+    return cause.what
+
+
 @each("name", REAL)
 def test_known_failures_are_named(name: str) -> None:
-    cause = diagnose(REAL[name])
-    assert cause is not None
-    assert name.split(maxsplit=1)[0] in cause.what
-    assert cause.fix
+    assert name.split(maxsplit=1)[0] in cause_of(REAL[name])
 
 
 @each("link, text, told", [(link, *row) for link, row in beside(__file__)["build"].items()])
@@ -42,15 +46,11 @@ def test_what_an_engine_says_of_a_machine_or_registry_has_its_remedy(link: str, 
     ],
 )
 def test_the_host_that_does_not_answer_is_named(text: str, what: str) -> None:
-    cause = diagnose(text)
-    assert cause is not None
-    assert cause.what.startswith(what)
+    assert cause_of(text).startswith(what)
 
 
 def test_a_full_disk_outranks_what_follows_from_it() -> None:
-    cause = diagnose(f"{REAL['matching distribution']}\n{REAL['disk']}")
-    assert cause is not None
-    assert cause.what == "the disk is full"
+    assert cause_of(f"{REAL['matching distribution']}\n{REAL['disk']}") == "the disk is full"
 
 
 LOG = """#1 [internal] load build definition from Dockerfile

@@ -26,10 +26,6 @@ def spec(torch: str = "2.13.0", target: Target = "runtime") -> ImageSpec:
     )
 
 
-def test_full_tag_names_every_axis() -> None:
-    assert spec().tag == "2.13.0-cpu-py311-runtime"
-
-
 def test_aliases_of_a_runtime_also_go_without_its_target() -> None:
     assert tags.aliases("t", spec()) == [
         "t:2.13-cpu-py311-runtime",
@@ -40,14 +36,10 @@ def test_aliases_of_a_runtime_also_go_without_its_target() -> None:
     ]
 
 
-@each("theirs", ["2.13.0+cpu", "2.12.1+cpu", "2.9.1+cpu"])
-def test_alias_moves_from_the_same_or_an_older_torch(theirs: str) -> None:
-    assert tags.held_back({"envcheck.torch": theirs}, spec()) is None
-
-
 @each(
     "labels, why",
     [
+        *(({"envcheck.torch": torch}, "") for torch in ("2.13.0+cpu", "2.12.1+cpu", "2.9.1+cpu")),
         ({"envcheck.torch": "2.13.1+cpu"}, "newer"),
         ({"envcheck.torch": "2.14.0"}, "newer"),
         ({"envcheck.torch": "2.8.0a0+5228986c39"}, "not envcheck's"),
@@ -55,9 +47,8 @@ def test_alias_moves_from_the_same_or_an_older_torch(theirs: str) -> None:
     ],
 )
 def test_alias_stays_with_a_newer_torch_or_a_stranger(labels: dict[str, str], why: str) -> None:
-    text = tags.held_back(labels, spec())
-    assert text is not None
-    assert why in text
+    text = tags.held_back(labels, spec()) or ""
+    assert (why in text, bool(text)) == (True, bool(why))
 
 
 @each(
@@ -110,29 +101,21 @@ def context(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["torch.lock", "bin/uv", "templates/context/install/install.sh"])
-def test_content_changes_it(context: Path, name: str) -> None:
-    before = context_digest(context)
-    (context / name).write_text("other")
-    assert context_digest(context) != before
-
-
-@pytest.mark.parametrize(
-    "name", ["mirror/torch/sources.tsv", "mirror/os/ca.pem", "mirror/torch/wheels/torch.whl", "mirror/os/apt/x"]
+@each(
+    "name, text, changes",
+    [
+        *((name, "other", True) for name in ("torch.lock", "bin/uv", "templates/context/install/install.sh")),
+        *((name, "other", False) for name in [*FILES, "mirror/os/apt/x"] if name.startswith("mirror/")),
+        ("Dockerfile", FILES["Dockerfile"].replace("debian:x", "mirror.example/debian:x"), False),
+        ("Dockerfile", FILES["Dockerfile"].replace("true", "false"), True),
+    ],
 )
-def test_the_mirror_does_not(context: Path, name: str) -> None:
+def test_what_is_built_changes_the_digest_and_the_mirror_does_not(
+    context: Path, name: str, text: str, *, changes: bool
+) -> None:
     before = context_digest(context)
-    (context / name).write_text("other")
-    assert context_digest(context) == before
-
-
-def test_the_bases_name_does_not_but_the_rest_of_the_dockerfile_does(context: Path) -> None:
-    before = context_digest(context)
-    dockerfile = context / "Dockerfile"
-    dockerfile.write_text(FILES["Dockerfile"].replace("debian:x", "mirror.example/debian:x"))
-    assert context_digest(context) == before
-    dockerfile.write_text(FILES["Dockerfile"].replace("true", "false"))
-    assert context_digest(context) != before
+    (context / name).write_text(text)
+    assert (context_digest(context) != before) is changes
 
 
 def test_dates_do_not_but_names_and_executable_bits_do(context: Path) -> None:
@@ -151,24 +134,12 @@ def spec_of(matrix: Matrix, locks: list[Lock]) -> ImageSpec:
     return make_spec(matrix, Cell(torch="2.8.0", variant="cu128", python="3.11"), locks)
 
 
-@pytest.fixture
-def labels(spec_of: ImageSpec) -> dict[str, str]:
-    return {f"envcheck.{name}": value for name, value in spec_of.promises.items()}
-
-
-def test_the_truth_passes_whatever_else_is_said(spec_of: ImageSpec, labels: dict[str, str]) -> None:
-    more = {**labels, "maintainer": "site"}
-    assert broken_labels(spec_of, more) == []
-    require_labels(spec_of, more, "x:1")
-
-
-@pytest.mark.parametrize("name", ["cell", "target", "torch", "cuda", "cudnn", "nccl", "python", "arch-list", "lock"])
-def test_each_lie_is_named(spec_of: ImageSpec, labels: dict[str, str], name: str) -> None:
-    with pytest.raises(PromiseError, match=rf"envcheck\.{name} is 0\.0, expected "):
-        require_labels(spec_of, {**labels, f"envcheck.{name}": "0.0"}, "x:1")
-
-
-def test_saying_nothing_is_a_lie(spec_of: ImageSpec, labels: dict[str, str]) -> None:
+def test_each_lie_is_named_and_saying_nothing_is_one(spec_of: ImageSpec) -> None:
+    labels = {f"envcheck.{name}": value for name, value in spec_of.promises.items()}
+    require_labels(spec_of, {**labels, "maintainer": "site"}, "x:1")
+    for name in ("cell", "target", "torch", "cuda", "cudnn", "nccl", "python", "arch-list", "lock"):
+        with pytest.raises(PromiseError, match=rf"envcheck\.{name} is 0\.0, expected "):
+            require_labels(spec_of, {**labels, f"envcheck.{name}": "0.0"}, "x:1")
     del labels["envcheck.torch"]
     assert broken_labels(spec_of, labels) == ["envcheck.torch is absent, expected 2.8.0+cu128"]
     assert len(broken_labels(spec_of, {})) == len(spec_of.promises)

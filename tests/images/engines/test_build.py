@@ -111,13 +111,13 @@ def shelf(spec: ImageSpec) -> _Shelf:
 
 
 @pytest.fixture
-def build_request(spec: ImageSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TargetRequest:
+def order(spec: ImageSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TargetRequest:
     monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path))
     return TargetRequest(spec, Profile(name="t"), "site/torch", None, "auto", 60.0)
 
 
-def build(shelf: _Shelf, build_request: TargetRequest) -> BuildResult:
-    (built,) = build_all(shelf, [build_request])
+def build(shelf: _Shelf, order: TargetRequest) -> BuildResult:
+    (built,) = build_all(shelf, [order])
     return built
 
 
@@ -125,8 +125,8 @@ def build_all(shelf: _Shelf, requests: Sequence[TargetRequest]) -> list[BuildRes
     return building.build(shelf, requests, say=lambda _: None, on_line=lambda _: None)
 
 
-def test_what_was_proven_is_pushed_under_its_full_tag(shelf: _Shelf, build_request: TargetRequest) -> None:
-    built = build(shelf, build_request)
+def test_what_was_proven_is_pushed_under_its_full_tag(shelf: _Shelf, order: TargetRequest) -> None:
+    built = build(shelf, order)
     name = "r.example/me/torch:2.8.0-cu128-py311-runtime"
     pushed = building.push(shelf, built, "r.example/me/torch", 60)
     assert pushed.pushed == f"r.example/me/torch@sha256:of-{name}"
@@ -137,24 +137,22 @@ def test_what_was_proven_is_pushed_under_its_full_tag(shelf: _Shelf, build_reque
         building.push(shelf, built, "r.example/me/torch", 60)
 
 
-def test_a_built_image_gets_its_tag_and_its_aliases_and_no_other_name(
-    shelf: _Shelf, build_request: TargetRequest
-) -> None:
-    built = build(shelf, build_request)
+def test_a_built_image_gets_its_tag_and_its_aliases_and_no_other_name(shelf: _Shelf, order: TargetRequest) -> None:
+    built = build(shelf, order)
     assert built.tags[0] == built.image == "site/torch:2.8.0-cu128-py311-runtime"
     assert len(built.tags) == 6
     assert {name for name in shelf.images if "envcheck/base" not in name} == {*built.tags}
 
 
-def test_an_image_that_lies_gets_no_tag_at_all(shelf: _Shelf, build_request: TargetRequest) -> None:
+def test_an_image_that_lies_gets_no_tag_at_all(shelf: _Shelf, order: TargetRequest) -> None:
     shelf.labels["envcheck.torch"] = "2.4.1+cu124"
     with pytest.raises(PromiseError, match=r"envcheck\.torch is 2\.4\.1\+cu124, expected 2\.8\.0\+cu128"):
-        build(shelf, build_request)
+        build(shelf, order)
     assert [name for name in shelf.images if not name.startswith("localhost/envcheck/base")] == []
 
 
 def test_an_image_that_another_state_folder_tagged_meanwhile_is_found(
-    shelf: _Shelf, build_request: TargetRequest, monkeypatch: pytest.MonkeyPatch
+    shelf: _Shelf, order: TargetRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_one = shelf.build_one
 
@@ -164,12 +162,12 @@ def test_an_image_that_another_state_folder_tagged_meanwhile_is_found(
         return ended
 
     monkeypatch.setattr(shelf, "build_one", taken)
-    built = build(shelf, build_request)
+    built = build(shelf, order)
     assert (built.id, built.skipped) == (shelf.images[built.image].id, False)
 
 
 def test_an_image_that_cannot_be_tagged_is_kept(
-    shelf: _Shelf, build_request: TargetRequest, monkeypatch: pytest.MonkeyPatch
+    shelf: _Shelf, order: TargetRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(image: str, reference: str) -> None:
         message = f"docker tag {image} {reference}: no space left on device"
@@ -177,59 +175,33 @@ def test_an_image_that_cannot_be_tagged_is_kept(
 
     monkeypatch.setattr(shelf, "tag", full)
     with pytest.raises(UnavailableError, match="no space left"):
-        build(shelf, build_request)
+        build(shelf, order)
     assert shelf.builds[0].name in shelf.images
 
 
-def test_an_image_of_another_key_is_not_taken_for_this_one(shelf: _Shelf, build_request: TargetRequest) -> None:
+def test_an_image_of_another_key_is_not_taken_for_this_one(shelf: _Shelf, order: TargetRequest) -> None:
     """It promises the same, and was made by other steps."""
-    built = build(shelf, build_request)
+    built = build(shelf, order)
     shelf.put(built.image, {**shelf.images[built.image].labels, "envcheck.key": "0" * 64}, number=1)
-    assert build(shelf, build_request).skipped is False
+    assert build(shelf, order).skipped is False
     assert len(shelf.builds) == 2
 
 
-def test_a_plan_is_all_that_the_engine_runs_and_names_no_final_tag(
-    shelf: _Shelf, build_request: TargetRequest, tmp_path: Path
-) -> None:
-    (tmp_path / "netrc").write_text("machine mirror.example login me password canary")
-    profile = Profile(name="t", netrc=str(tmp_path / "netrc"))
-    built = build(shelf, build_request._replace(profile=profile, network="host"))
-    (plan,), (revision, epoch) = shelf.builds, building.origin()
-    assert plan.argv == [
-        "docker",
-        "build",
-        "--platform=linux/amd64",
-        "--target=runtime",
-        f"--tag=envcheck/build:{built.key[:32]}",
-        "--network=host",
-        f"--build-arg=BASE={built.base}",
-        f"--build-arg=REVISION={revision}",
-        f"--build-arg=SOURCE_DATE_EPOCH={epoch}",
-        f"--label=envcheck.packages={build_request.spec.packages}",
-        f"--label=envcheck.key={built.key}",
-        f"--label=org.opencontainers.image.base.name={built.base}",
-        f"--secret=id=netrc,src={tmp_path}/netrc",
-        plan.context,
-    ]
-    assert (plan.tag, plan.contexts) == ("site/torch:2.8.0-cu128-py311-runtime", {})
-
-
-def test_a_failed_build_names_step_cause_and_log(shelf: _Shelf, build_request: TargetRequest) -> None:
+def test_a_failed_build_names_step_cause_and_log(shelf: _Shelf, order: TargetRequest) -> None:
     shelf.status = 1
     with pytest.raises(FailedError, match="hash mismatch") as failed:
-        build(shelf, build_request)
+        build(shelf, order)
     assert failed.value.detail[:2] == ["in [1/1] RUN true", "error: Hash mismatch for `numpy`"]
-    log = state_path("logs", f"{build_request.spec.cell}-runtime.log")
+    log = state_path("logs", f"{order.spec.cell}-runtime.log")
     assert str(log) in str(failed.value)
     assert "Hash mismatch" in log.read_text()
     assert "\n" not in str(failed.value)
 
 
-def test_a_build_past_its_limit_is_a_failure(shelf: _Shelf, build_request: TargetRequest) -> None:
+def test_a_build_past_its_limit_is_a_failure(shelf: _Shelf, order: TargetRequest) -> None:
     shelf.status = None
     with pytest.raises(FailedError):
-        build(shelf, build_request)
+        build(shelf, order)
     assert "timed out" in FailedError("x", "timed out after 60 s", Path("log")).message
 
 
@@ -244,55 +216,34 @@ def test_a_build_past_its_limit_is_a_failure(shelf: _Shelf, build_request: Targe
 )
 def test_where_the_base_comes_from(
     shelf: _Shelf,
-    build_request: TargetRequest,
+    order: TargetRequest,
     policy: building.BasePolicy,
     registry: bool,  # noqa: FBT001 (a parameter of the test)
     base: str,
 ) -> None:
     shelf.registry |= {"debian:bookworm-slim"} if registry else set()
-    chosen = building.choose_base(shelf, build_request._replace(base=policy), lambda _: None)
+    chosen = building.choose_base(shelf, order._replace(base=policy), lambda _: None)
     assert chosen.partition(":")[0] in base
     assert chosen in shelf.images
-    assert building.dry_run(shelf, build_request._replace(base=policy)).base == chosen
+    assert building.dry_run(shelf, order._replace(base=policy)).base == chosen
 
 
-def test_a_base_that_only_the_daemons_mirrors_have_is_pulled(shelf: _Shelf, build_request: TargetRequest) -> None:
+def test_a_base_that_only_the_daemons_mirrors_have_is_pulled(shelf: _Shelf, order: TargetRequest) -> None:
     shelf.mirrored.add("debian:bookworm-slim")
-    assert building.choose_base(shelf, build_request, lambda _: None) == "debian:bookworm-slim"
+    assert building.choose_base(shelf, order, lambda _: None) == "debian:bookworm-slim"
 
 
-def test_a_dry_run_changes_nothing(shelf: _Shelf, build_request: TargetRequest) -> None:
-    planned = building.dry_run(shelf, build_request)
+def test_a_dry_run_changes_nothing(shelf: _Shelf, order: TargetRequest) -> None:
+    planned = building.dry_run(shelf, order)
     assert (shelf.images, shelf.builds, planned.key) == ({}, [], None)
     assert planned.argv[0] == "docker"
     assert (Path(planned.context) / "Dockerfile").is_file()
 
 
-def test_the_stores_files_are_a_named_context_and_no_mirror_is_left(
-    shelf: _Shelf, build_request: TargetRequest, tmp_path: Path
-) -> None:
-    netrc = tmp_path / "netrc"
-    netrc.touch()
-    profile = Profile(name="t", pypi=[Index(url="http://127.0.0.1:9/simple")], netrc=str(netrc))
-    with_mirror = building.dry_run(shelf, build_request._replace(profile=profile))
-    assert (with_mirror.network, with_mirror.contexts, [*with_mirror.secrets]) == ("host", {}, ["netrc"])
-    planned = building.dry_run(
-        shelf, build_request._replace(profile=profile, wheels=tmp_path / "wheels", base="bootstrap")
-    )
-    assert (planned.network, planned.secrets) == ("none", {})
-    assert planned.contexts == {"wheels": str(tmp_path / "wheels")}
-    assert f"--build-context=wheels={tmp_path}/wheels" in planned.argv
-    assert "--network=none" in planned.argv
-    assert [path for path in Path(planned.context).rglob("*") if path.suffix == ".whl"] == []
-    assert "127.0.0.1:9" not in (Path(planned.context) / "mirror/torch/sources.tsv").read_text()
-
-
-def test_a_closed_profile_without_a_registry_has_docker_hub_not_asked(
-    shelf: _Shelf, build_request: TargetRequest
-) -> None:
+def test_a_closed_profile_without_a_registry_has_docker_hub_not_asked(shelf: _Shelf, order: TargetRequest) -> None:
     shelf.registry |= {"debian:bookworm-slim", "mirror.example/library/debian:bookworm-slim"}
     indexes = [Index(url="https://mirror.example/simple")]
-    closed = build_request._replace(profile=Profile(name="site", pypi=indexes, pytorch=indexes, closed=True))
+    closed = order._replace(profile=Profile(name="site", pypi=indexes, pytorch=indexes, closed=True))
     chosen = building.choose_base(shelf, closed, lambda _: None)
     assert chosen.startswith("localhost/envcheck/base:")
     assert building.dry_run(shelf, closed).base == chosen
@@ -302,12 +253,10 @@ def test_a_closed_profile_without_a_registry_has_docker_hub_not_asked(
     assert building.choose_base(shelf, named, lambda _: None).startswith("mirror.example/")
 
 
-def test_of_two_builds_of_one_key_the_second_waits_and_finds_it_built(
-    shelf: _Shelf, build_request: TargetRequest
-) -> None:
+def test_of_two_builds_of_one_key_the_second_waits_and_finds_it_built(shelf: _Shelf, order: TargetRequest) -> None:
     message, second = list[str](), list[BuildResult]()
     thread = threading.Thread(
-        target=lambda: second.extend(building.build(shelf, [build_request], say=message.append, on_line=lambda _: None))
+        target=lambda: second.extend(building.build(shelf, [order], say=message.append, on_line=lambda _: None))
     )
 
     def begin_another() -> None:
@@ -316,47 +265,47 @@ def test_of_two_builds_of_one_key_the_second_waits_and_finds_it_built(
         eventually(lambda: any("waiting" in line for line in message), expected=True)
 
     shelf.meanwhile = begin_another
-    first = build(shelf, build_request)
+    first = build(shelf, order)
     thread.join(60)
     assert message == ["another build of the same image is running; waiting for it"]
     assert (len(shelf.builds), first.skipped, [b.skipped for b in second]) == (1, False, [True])
 
 
 def test_an_engine_that_ends_under_a_build_is_unavailable_not_a_failed_build(
-    shelf: _Shelf, build_request: TargetRequest
+    shelf: _Shelf, order: TargetRequest
 ) -> None:
     def die() -> None:
         shelf.alive = False
 
     shelf.status, shelf.meanwhile = 1, die
     with pytest.raises(UnavailableError, match=r"docker stopped answering during the build .*; start it again"):
-        build(shelf, build_request)
+        build(shelf, order)
 
 
 def test_several_targets_are_built_at_once_in_one_context_each_under_the_key_it_has_alone(
-    shelf: _Shelf, build_request: TargetRequest, matrix: Matrix, locks: list[Lock]
+    shelf: _Shelf, order: TargetRequest, matrix: Matrix, locks: list[Lock]
 ) -> None:
-    alone = build(shelf, build_request)
+    alone = build(shelf, order)
     shelf.images = {name: image for name, image in shelf.images.items() if name.startswith("localhost/")}
     shelf.builds = []
-    jupyter = make_spec(matrix, build_request.spec.cell, locks, target="jupyter")
-    more = build_request._replace(spec=jupyter)
+    jupyter = make_spec(matrix, order.spec.cell, locks, target="jupyter")
+    more = order._replace(spec=jupyter)
     shelf.labels.pop("envcheck.target")
-    runtime, other = build_all(shelf, [build_request, more])
+    runtime, other = build_all(shelf, [order, more])
     assert (runtime.target, runtime.key, other.target) == ("runtime", alone.key, "jupyter")
     assert len({plan.context for plan in shelf.builds}) == 1
     assert [plan.target for plan in shelf.builds] == ["runtime", "jupyter"]
-    again = build_all(shelf, [more, build_request])
+    again = build_all(shelf, [more, order])
     assert [(each.target, each.skipped) for each in again] == [("jupyter", True), ("runtime", True)]
 
 
 def test_a_target_that_fails_takes_no_other_with_it(
-    shelf: _Shelf, build_request: TargetRequest, matrix: Matrix, locks: list[Lock]
+    shelf: _Shelf, order: TargetRequest, matrix: Matrix, locks: list[Lock]
 ) -> None:
     shelf.failing = {"runtime"}
     shelf.labels.pop("envcheck.target")
-    jupyter = make_spec(matrix, build_request.spec.cell, locks, target="jupyter")
+    jupyter = make_spec(matrix, order.spec.cell, locks, target="jupyter")
     with pytest.raises(FailedError, match=r"2\.8\.0-cu128-py311-runtime could not be built"):
-        build_all(shelf, [build_request, build_request._replace(spec=jupyter)])
+        build_all(shelf, [order, order._replace(spec=jupyter)])
     assert "site/torch:2.8.0-cu128-py311-jupyter" in shelf.images
     assert "site/torch:2.8.0-cu128-py311-runtime" not in shelf.images

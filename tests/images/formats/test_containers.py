@@ -1,10 +1,10 @@
 """The files that start a finished image: compose, devcontainer.json, an Apptainer definition."""
 
+import contextlib
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,14 +18,25 @@ from envcheck.errors import ConfigError
 from envcheck.images.build_context import write
 from envcheck.images.formats import FORMATS, MOST_JOBS, written
 from envcheck.images.lockfile import parse_requirements
-from envcheck.images.spec import ImageSpec
+from envcheck.images.spec import ImageSpec, load_spec, select
+from envcheck.matrix.file.load import load
 from envcheck.mirrors.profiles import load as profiles
 from tests.e2e.private_engine import CannotStartError, unpacked
-from tests.images.formats.cells import CPU, CUDA, REPOSITORY, specs, text
 from tests.processes import ran
 from tests.tables import each
 
 ONE = [name for name, form in FORMATS.items() if form.one]
+REPOSITORY = "registry.example/ml/torch"
+CPU, CUDA = "torch2.13.0-cpu-py311", "torch2.8.0-cu128-py312"
+
+
+def specs(*cells: str) -> list[ImageSpec]:
+    matrix = load()
+    return [load_spec(matrix, cell) for cell in select(matrix, cells)]
+
+
+def text(name: str, cell: str, repository: str = REPOSITORY) -> str:
+    return written(name, specs(cell), repository)
 
 
 @each("name", ONE)
@@ -36,6 +47,12 @@ def test_a_file_is_of_one_image_that_has_a_lock(name: str) -> None:
         written(name, [msgspec.structs.replace(specs(CPU)[0], locks=[])], REPOSITORY)
 
 
+def plugin(name: str) -> str:
+    with contextlib.suppress(CannotStartError):
+        return str(unpacked() / "usr/libexec/docker/cli-plugins" / name)
+    return shutil.which(name) or pytest.skip(f"no {name} on this machine")
+
+
 def devices(compose: dict[str, Any]) -> Any:
     return compose["services"]["torch"]["deploy"]["resources"]["reservations"]["devices"]
 
@@ -44,22 +61,16 @@ def devices(compose: dict[str, Any]) -> Any:
 def test_compose_is_of_the_schema(cell: str, tmp_path: Path) -> None:
     (tmp_path / "compose.yaml").write_text(text("compose", cell))
     checker = [str(Path(sys.executable).with_name("check-jsonschema")), "--builtin-schema", "vendor.compose-spec"]
-    completed = subprocess.run([*checker, str(tmp_path / "compose.yaml")], capture_output=True, text=True, check=False)
+    completed = ran([*checker, str(tmp_path / "compose.yaml")])
     assert completed.returncode == 0, completed.stdout
-    (tmp_path / "compose.yaml").write_text(text("compose", cell).replace("shm_size", "shmsize"))
-    assert subprocess.run([*checker, str(tmp_path / "compose.yaml")], capture_output=True, check=False).returncode == 1
 
 
 @pytest.mark.engine
 def test_compose_itself_reads_the_file_as_it_is_meant(tmp_path: Path) -> None:
-    try:
-        plugin: str | None = str(unpacked() / "usr/libexec/docker/cli-plugins/docker-compose")
-    except CannotStartError:
-        plugin = shutil.which("docker-compose")
-    if plugin is None:
-        pytest.skip("no compose on this machine")
     (tmp_path / "compose.yaml").write_text(text("compose", CUDA))
-    completed = ran([plugin, "config", "--format", "json"], cwd=tmp_path, env={**os.environ, "RUN_AS": "4711:100"})
+    completed = ran(
+        [plugin("docker-compose"), "config", "--format", "json"], cwd=tmp_path, env={**os.environ, "RUN_AS": "4711:100"}
+    )
     assert completed.returncode == 0, completed.stderr
     service = (shown := json.loads(completed.stdout))["services"]["torch"]
     assert (service["image"], service["user"]) == (f"{REPOSITORY}:2.8.0-cu128-py312-runtime", "4711:100")
@@ -125,14 +136,11 @@ def test_conda_knows_the_cuda_of_the_wheel_and_its_lowest_gpu() -> None:
     assert read(CPU)[1] == ["python=3.11", "pip"]
 
 
-def spec() -> ImageSpec:
-    return specs(CPU)[0]
-
-
 def test_a_job_says_all_that_a_workflow_needs_on_one_line() -> None:
-    text = written("github", [spec(), msgspec.structs.replace(spec(), arch="aarch64")], REPOSITORY)
-    assert text.count("\n") == 1
-    assert json.loads(text)["include"][1] == {
+    (spec,) = specs(CPU)
+    jobs = written("github", [spec, msgspec.structs.replace(spec, arch="aarch64")], REPOSITORY)
+    assert jobs.count("\n") == 1
+    assert json.loads(jobs)["include"][1] == {
         "cell": "torch2.13.0-cpu-py311",
         "target": "runtime",
         "platform": "linux/arm64",
@@ -145,33 +153,21 @@ def test_a_job_says_all_that_a_workflow_needs_on_one_line() -> None:
 
 
 def test_more_jobs_than_github_takes_are_refused() -> None:
-    assert len(json.loads(written("github", [spec()] * MOST_JOBS, REPOSITORY))["include"]) == MOST_JOBS
+    assert len(json.loads(written("github", specs(CPU) * MOST_JOBS, REPOSITORY))["include"]) == MOST_JOBS
     with pytest.raises(ConfigError, match="257 jobs, and GitHub takes 256"):
-        written("github", [spec()] * (MOST_JOBS + 1), REPOSITORY)
+        written("github", specs(CPU) * (MOST_JOBS + 1), REPOSITORY)
 
 
-def baked(*cells: str) -> dict[str, Any]:
-    return baked_specs(*specs(*cells))
-
-
-def baked_specs(*given: ImageSpec) -> dict[str, Any]:
+def baked(*given: ImageSpec) -> dict[str, Any]:
     shown: dict[str, Any] = json.loads(written("bake", given, REPOSITORY))
     return shown
-
-
-def test_a_target_names_nothing_of_this_machine() -> None:
-    target = baked(CPU)["target"]["torch2_13_0-cpu-py311-runtime"]
-    assert target["network"] == "${NETWORK}"
-    assert (target["context"], target["dockerfile"]) == (CPU, "Dockerfile")
-    assert target["args"]["BASE"] == "debian:bookworm-slim"
-    assert not {"output", "secret", "labels"} & target.keys()
 
 
 def test_each_platform_has_a_context_a_tag_and_groups_of_its_own() -> None:
     """A context holds one platform's locks, promises and uv: of the other it would build what it does not promise."""
     (spec,) = specs(CPU)
     arm = msgspec.structs.replace(spec, arch="aarch64")
-    two = json.loads(written("bake", [spec, arm], REPOSITORY))
+    two = baked(spec, arm)
     of = {name: target["platforms"] for name, target in two["target"].items()}
     name = "torch2_13_0-cpu-py311-runtime"
     assert of == {name: ["linux/amd64"], f"{name}-arm64": ["linux/arm64"]}
@@ -180,22 +176,17 @@ def test_each_platform_has_a_context_a_tag_and_groups_of_its_own() -> None:
     groups = {group: held["targets"] for group, held in two["group"].items()}
     assert (groups["default"], groups["arm64"]) == ([name], [f"{name}-arm64"])
     assert groups["torch2_13_0-cpu-py311-arm64"] == groups["runtime-arm64"] == groups["arm64"]
-    assert baked_specs(arm)["group"]["default"]["targets"] == [f"{name}-arm64"]
+    assert baked(arm)["group"]["default"]["targets"] == [f"{name}-arm64"]
 
 
 @pytest.fixture
 def printed(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Return what buildx makes of the file in `tmp_path`, with variables of the environment."""
-    try:
-        plugin: str | None = str(unpacked() / "usr/libexec/docker/cli-plugins/docker-buildx")
-    except CannotStartError:
-        plugin = shutil.which("docker-buildx")
-    if plugin is None:
-        pytest.skip("no buildx on this machine")
+    buildx = plugin("docker-buildx")
 
     def call(*arguments: str, **environment: str) -> dict[str, Any]:
         completed = ran(
-            [plugin, "bake", "-f", "docker-bake.json", "--print", *arguments],
+            [buildx, "bake", "-f", "docker-bake.json", "--print", *arguments],
             cwd=tmp_path,
             env={**os.environ, "DOCKER_CONFIG": str(tmp_path), **environment},
         )

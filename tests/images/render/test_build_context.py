@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 import os
 import py_compile
 import shutil
@@ -77,28 +76,6 @@ def prove(context: Context, target: Path, *promises: str) -> subprocess.Complete
         *promises,
     ]
     return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_it_holds_all_that_a_build_copies_or_mounts(spec: ImageSpec, tmp_path: Path) -> None:
-    context = write([spec], Profile(name="none"), tmp_path / "ctx")
-    here = sorted(str(p.relative_to(context.path)) for p in context.path.rglob("*") if p.is_file())
-    for name in (
-        "Dockerfile",
-        *(f"images/{CELL}/{name}" for name in ("nvidia.lock", "torch.lock", "base.lock", "runtime.json")),
-        *(f"templates/{name}" for name in ("envcheck.lock", "context/own/launcher.sh", "context/os/os.sh")),
-        "matrix.yaml",
-        "bin/uv",
-    ):
-        assert name in here
-    assert "envcheck/__main__.py" in here
-    assert not [name for name in here if "__pycache__" in name or name.endswith(".pyc")]
-    assert (context.secrets, context.base, context.network) == ({}, "debian:bookworm-slim", "default")
-    assert json.loads((context.path / f"images/{CELL}/runtime.json").read_text())["packages"] == spec.packages
-    text = (context.path / "Dockerfile").read_text()
-    assert text == (tmp_path / "ctx/Dockerfile").read_text()
-    assert "keep" not in text
-    assert not (context.path / "mirror/os/apt").exists()
-    assert not (context.path / "mirror/os/ca.pem").exists()
 
 
 def test_https_mirrors_of_apt_come_with_this_machine_s_roots(
@@ -184,24 +161,6 @@ def test_without_a_mirror_the_given_wheels_are_taken_else_the_default_index_of_t
         asked = install(context, "torch", target, ENVCHECK_UV=str(uv), ENVCHECK_LOCK=str(lock), ENVCHECK_WHEELS="")
         assert (asked.returncode, "--torch-backend cu128" in asked.stderr) == (1, expected)
         assert not {"--no-index", "--default-index"} & set(asked.stderr.split())
-
-
-def test_envchecks_own_files_have_an_images_modes_whatever_the_clones(spec: ImageSpec, tmp_path: Path) -> None:
-    context = write([spec], Profile(name="none"), tmp_path / "ctx").path
-    shutil.copyfile(context / f"images/{CELL}/runtime.json", context / "promises.json")
-    (context / "envcheck/__pycache__").mkdir()
-    for path in [context / "matrix.yaml", context / "envcheck", *(context / "envcheck").rglob("*")]:
-        path.chmod(0o700 if path.is_dir() else 0o600)
-    script = data_path("templates") / "context/own/own.sh"
-    root, site = tmp_path / "root", tmp_path / "site-packages"
-    site.mkdir()
-    env = {"PATH": os.environ["PATH"], "ENVCHECK_OWN": str(context), "ENVCHECK_ROOT": str(root)}
-    subprocess.run(["sh", str(script), str(site)], env=env, check=True, umask=0o077)
-    assert {stat.S_IMODE(path.stat().st_mode) for path in site.rglob("*") if path.is_file()} == {0o644}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in site.rglob("*") if path.is_dir()} == {0o755}
-    assert not list(site.rglob("__pycache__"))
-    assert os.access(root / "usr/local/bin/envcheck", os.X_OK)
-    assert json.loads((root / "etc/envcheck/promises.json").read_text())["packages"] == spec.packages
 
 
 def test_uv_is_the_locked_one(tmp_path: Path) -> None:

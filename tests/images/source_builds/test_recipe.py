@@ -1,5 +1,6 @@
 """What a build from source is given: GPUs that its nvcc can compile for, jobs by memory, and a key for all of it."""
 
+import contextlib
 import hashlib
 import json
 import zipfile
@@ -24,7 +25,7 @@ from envcheck.mirrors.net.client import hub_client
 from envcheck.mirrors.profiles.model import Index, Profile
 from envcheck.mirrors.store.objects import Store
 from tests.elf_files import CUBIN, MadeLibrary, library
-from tests.tables import beside, each
+from tests.tables import beside, each, one_line
 from tests.wheels import wheel
 
 CASES = beside(__file__)
@@ -50,10 +51,8 @@ def test_jobs_are_what_memory_and_cores_allow(
     ],
 )
 def test_gpus_that_nothing_can_be_compiled_for_are_refused(facts: Facts, gpus: list[str], cuda: str, says: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=one_line(says)):
         capabilities(facts, gpus, cuda, "x 1")
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_gpu_that_is_newer_than_the_compiler_is_refused(facts: Facts) -> None:
@@ -103,49 +102,31 @@ def test_a_wheel_gets_a_version_that_no_index_has(tmp_path: Path) -> None:
     assert relabelled(made(tmp_path), tmp_path / "again", "cputorch2.13").read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("cell", "gpus", "needed", "sass"),
-    [
-        (CPU, (), ("libc10.so",), ()),
-        (CUDA, ("9.0",), ("libc10.so", "libcudart.so.13"), (90,)),
-        (CUDA, ("8.0", "9.0"), ("libc10.so", "libcudart.so.13"), (80, 90)),
-        (CUDA, ("8.6",), ("libc10.so", "libcudart.so.13"), (80,)),  # SASS runs on later minors of its major
-    ],
-)
-def test_a_wheel_that_is_what_was_asked_for_is_used(
-    tmp_path: Path, facts: Facts, make_build: Callable[..., ExtensionBuild], cell: str, gpus: tuple[str, ...],
-    needed: tuple[str, ...], sass: tuple[int, ...],
-) -> None:  # fmt: skip
-    require(made(tmp_path, needed, sass), make_build(cell, *gpus), facts)
+C10, OF_13 = ("libc10.so",), ("libc10.so", "libcudart.so.13")
 
 
-@pytest.mark.parametrize(
-    ("cell", "gpus", "needed", "sass", "says"),
+@each(
+    "cell, gpus, needed, sass, says",
     [
+        (CPU, (), C10, (), ""),
+        (CUDA, ("9.0",), OF_13, (90,), ""),
+        (CUDA, ("8.0", "9.0"), OF_13, (80, 90), ""),
+        (CUDA, ("8.6",), OF_13, (80,), ""),  # SASS runs on later minors of its major
         (CPU, (), ("libc.so.6",), (), "its libraries have symbols of torch, and are linked with none of torch's"),
-        (CPU, (), ("libc10.so", "libcudart.so.13"), (), "it needs libraries of CUDA 13, and cpu has none"),
-        (CUDA, ("9.0",), ("libc10.so", "libcudart.so.12"), (90,), "it needs libraries of CUDA 12, and cu130 has 13.0"),
-        (CUDA, ("9.0",), ("libc10.so", "libcudart.so.13"), (80,), "it has code for 8.0: none runs on a GPU of 9.0"),
-        (
-            CUDA,
-            ("8.0", "9.0"),
-            ("libc10.so", "libcudart.so.13"),
-            (90,),
-            "it has code for 9.0: none runs on a GPU of 8.0",
-        ),
-        (CUDA, ("9.0",), ("libc10.so",), (), "it has no GPU code: none runs on a GPU of 9.0"),
+        (CPU, (), OF_13, (), "it needs libraries of CUDA 13, and cpu has none"),
+        (CUDA, ("9.0",), (*C10, "libcudart.so.12"), (90,), "it needs libraries of CUDA 12, and cu130 has 13.0"),
+        (CUDA, ("9.0",), OF_13, (80,), "it has code for 8.0: none runs on a GPU of 9.0"),
+        (CUDA, ("8.0", "9.0"), OF_13, (90,), "it has code for 9.0: none runs on a GPU of 8.0"),
+        (CUDA, ("9.0",), C10, (), "it has no GPU code: none runs on a GPU of 9.0"),
     ],
 )
 def test_a_wheel_that_is_not_what_was_asked_for_is_not_used(
     tmp_path: Path, facts: Facts, make_build: Callable[..., ExtensionBuild], cell: str, gpus: tuple[str, ...],
     needed: tuple[str, ...], sass: tuple[int, ...], says: str,
 ) -> None:  # fmt: skip
-    with pytest.raises(PromiseError) as caught:
+    refused = pytest.raises(PromiseError, match=f"is not used: {says}") if says else contextlib.nullcontext()
+    with refused:
         require(made(tmp_path, needed, sass), make_build(cell, *gpus), facts)
-    assert f"is not used: {says}" in str(caught.value)
-
-
-MakeBuild = Callable[..., ExtensionBuild]
 
 
 @pytest.fixture
@@ -154,7 +135,7 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def build(make_build: MakeBuild, store: Store, tmp_path: Path) -> ExtensionBuild:
+def build(make_build: Callable[..., ExtensionBuild], store: Store, tmp_path: Path) -> ExtensionBuild:
     build = make_build("torch2.13.0-cpu-py311")
     path = wheel(tmp_path, "scatter-ops")
     recipe.keep(store, build, path, sha256(path))

@@ -10,7 +10,7 @@ from envcheck.errors import ConfigError
 from envcheck.matrix.extensions import file
 from envcheck.matrix.extensions.file import Extension, ExtensionRelease, Extensions, ExtensionWheel
 from envcheck.matrix.facts.model import Matrix
-from tests.tables import beside, each
+from tests.tables import beside, each, one_line
 
 CASES = beside(__file__)
 
@@ -49,10 +49,8 @@ def test_the_shipped_file_is_consistent_and_small(extensions: Extensions, matrix
 @each(("change", "to", "says"), CASES["wrong rows"])
 def test_a_wrong_row_is_one_line_with_its_place(change: str, to: str, says: str) -> None:
     assert change in ROW
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=one_line(says)):
         file.loads(ROW.replace(change, to, 1).encode(), "e.yaml")
-    assert str(caught.value).startswith(says)
-    assert "\n" not in str(caught.value)
 
 
 def _wheel(**changes: Any) -> ExtensionWheel:

@@ -1,9 +1,8 @@
 """Each failure that users of extensions report is foreseen: what they met, and the answer that keeps them from it."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import pytest
 from msgspec import structs
 
 from envcheck.cli.shared.extension_steps import commands
@@ -14,38 +13,33 @@ from tests.tables import each
 AskWith = Callable[..., ExtensionResolution]
 
 
-class RefusedQuestion(NamedTuple):
-    """A question, the word of the answer, and words of its reason."""
-
-    names: list[str]
-    axes: dict[str, Any]
-    word: str
-    reason: str
-
-
 H100 = {"gpus": ["H100"]}
-REFUSED: dict[str, RefusedQuestion] = {
-    "1 undefined symbol of c10": RefusedQuestion(
-        ["torchcodec==0.10.0"], {"torch": "2.13.0"}, "torch-abi", "torch ==2.10.*"
+# A question, the word of the answer, and words of its reason.
+REFUSED: dict[str, tuple[list[str], dict[str, Any], str, str]] = {
+    "1 undefined symbol of c10": (["torchcodec==0.10.0"], {"torch": "2.13.0"}, "torch-abi", "torch ==2.10.*"),
+    "3 libcudart.so.13 is not there": (
+        ["torchao==0.17.0"],
+        {"torch": "2.11.0", "variant": "cu128"},
+        "cuda-major",
+        "the libraries of CUDA 13",
     ),
-    "3 libcudart.so.13 is not there": RefusedQuestion(
-        ["torchao==0.17.0"], {"torch": "2.11.0", "variant": "cu128"}, "cuda-major", "the libraries of CUDA 13"
+    "4 no kernel image is available": (["faiss-gpu-cu12"], H100, "no-gpu-code", "9.0"),
+    "4 a build without kernels for the GPU": (
+        ["flash-attn"],
+        {"gpus": ["T4"]},
+        "no-gpu-code",
+        "builds code for 8.0, 9.0, 10.0, 12.0: none runs on T4 (7.5)",
     ),
-    "4 no kernel image is available": RefusedQuestion(["faiss-gpu-cu12"], H100, "no-gpu-code", "9.0"),
-    "4 a build without kernels for the GPU": RefusedQuestion(
-        ["flash-attn"], {"gpus": ["T4"]}, "no-gpu-code", "builds code for 8.0, 9.0, 10.0, 12.0: none runs on T4 (7.5)"
+    "4 nvcc compiles nothing for the GPU": (
+        ["pytorch3d"],
+        {"cc": ["99.9"]},
+        "no-gpu-code",
+        "is not known to compile pytorch3d",
     ),
-    "4 nvcc compiles nothing for the GPU": RefusedQuestion(
-        ["pytorch3d"], {"cc": ["99.9"]}, "no-gpu-code", "is not known to compile pytorch3d"
-    ),
-    "5 torch is replaced": RefusedQuestion(
-        ["vllm==0.16.0"], {"torch": "2.10.0"}, "torch-pinned", "requires torch==2.9.1"
-    ),
-    "6 two extensions exclude each other": RefusedQuestion(
-        ["vllm", "sglang"], H100, "pins-conflict", "vllm 0.16.0 needs"
-    ),
-    "7 another triton": RefusedQuestion(["mamba-ssm"], {"torch": "2.8.0", **H100}, "pins-conflict", "triton==3.4.0"),
-    "8 no wheel for this Python": RefusedQuestion(["vllm"], {"python": "3.13t", **H100}, "no-python", "cp38-abi3"),
+    "5 torch is replaced": (["vllm==0.16.0"], {"torch": "2.10.0"}, "torch-pinned", "requires torch==2.9.1"),
+    "6 two extensions exclude each other": (["vllm", "sglang"], H100, "pins-conflict", "vllm 0.16.0 needs"),
+    "7 another triton": (["mamba-ssm"], {"torch": "2.8.0", **H100}, "pins-conflict", "triton==3.4.0"),
+    "8 no wheel for this Python": (["vllm"], {"python": "3.13t", **H100}, "no-python", "cp38-abi3"),
 }
 
 
@@ -152,20 +146,3 @@ def test_a_gpu_and_another_compute_capability_are_two_gpus_and_say_so(ask_with: 
     notes = ask_with("vllm", gpus=["H100"], cc=["8.0"]).notes
     assert [note for note in notes if note.startswith("--gpu H100 has compute capability 9.0: --cc 8.0 is taken as")]
     assert not [note for note in ask_with("vllm", gpus=["H100"], cc=["9.0"]).notes if "is taken as" in note]
-
-
-@each(
-    ("name", "meant"),
-    [
-        ("flash-atn", "did you mean flash-attn"),
-        ("flashattention", "did you mean flash-attn?"),
-        ("conv1d", "did you mean causal-conv1d?"),
-        ("numpy", ""),
-    ],
-)
-def test_an_unknown_extension_says_which_are_known(ask_with: AskWith, name: str, meant: str) -> None:
-    with pytest.raises(Exception, match="no facts about this extension") as raised:
-        ask_with(name)
-    fix = str(getattr(raised.value, "fix", ""))
-    assert fix.startswith(meant or "those that are known: apex, auto-gptq")
-    assert fix.endswith(("? Your own: --extensions FILE", "xformers. Your own: --extensions FILE"))

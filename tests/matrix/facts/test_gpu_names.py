@@ -61,10 +61,6 @@ def test_every_name_of_the_table_finds_its_gpu(matrix: Matrix) -> None:
     assert {row["cc"] for row in rows} <= capabilities, "a capability that the resolver has no row for"
 
 
-def test_nothing_is_suggested_for_nothing_like_it(matrix: Matrix) -> None:
-    assert suggest(matrix, "MI300X") == []
-
-
 @each(("written", "kind"), CASES["others"])
 def test_accelerators_that_no_cuda_wheel_runs_on(matrix: Matrix, written: str, kind: str) -> None:
     assert find_gpu(matrix, written) is None

@@ -13,8 +13,8 @@ from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.lint import lint
-from envcheck.matrix.file.load import load, loads
-from tests.tables import each
+from envcheck.matrix.file.load import loads
+from tests.tables import each, one_line
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -121,15 +121,8 @@ BAD = Path(__file__).parents[2] / "data" / "bad"
 def test_a_bad_file_is_one_line_that_says_what_to_do(file: Path) -> None:
     raw = file.read_bytes()
     expected = raw.decode().splitlines()[0].removeprefix("# expect: ")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=one_line(expected)):
         loads(raw, file.name)
-    assert str(caught.value).startswith(expected)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file or directory; give a readable file with --matrix"):
-        load(tmp_path / "none.yaml")
 
 
 @each("image", ["x\nRUN evil", "--privileged", "a b", "$(id)", "", "X"])
@@ -152,6 +145,5 @@ def test_a_base_that_no_registry_names_is_refused(image: str) -> None:
     ],
 )
 def test_what_could_hold_itself_or_has_no_end_is_refused(text: str, says: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=one_line(says)):
         loads(text.encode(), "m.yaml")
-    assert str(caught.value).startswith(says)

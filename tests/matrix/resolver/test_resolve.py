@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.resolver.query import normalized
 from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
 from envcheck.matrix.resolver.verdict import runs_on
@@ -128,11 +128,7 @@ def test_what_runs_as_it_is_comes_before_what_needs_a_package(ask: Ask, gpu: str
     ],
 )
 def test_torch_is_a_pep_440_requirement(ask: Ask, requirement: str, newest: str) -> None:
-    resolution = ask(torch=requirement)
-    assert resolution.cell is not None
-    actual = Cell.parse(resolution.cell)
-    assert actual is not None
-    assert actual.torch == newest
+    assert str(ask(torch=requirement).cell).startswith(f"torch{newest}-")
 
 
 def test_a_mixed_node_needs_what_runs_on_all_and_names_the_culprit(ask: Ask) -> None:
@@ -142,14 +138,7 @@ def test_a_mixed_node_needs_what_runs_on_all_and_names_the_culprit(ask: Ask) -> 
     assert "H100" not in both.reasons[0]
     without = [row for row in both.alternatives if row.change == "without the V100"]
     assert [row.cell.rpartition("-")[0] for row in without] == ["torch2.13.0-cu130"]
-    free = ask(gpus=["H100", "V100"], driver="570.124.06", torch="2.13.0")
-    assert free.cell is not None
-    assert "cu126" in free.cell
-
-
-def test_gpus_of_two_host_architectures_are_no_node(ask: Ask) -> None:
-    with pytest.raises(ConfigError, match="different host architectures"):
-        ask(gpus=["GB200", "H100"])
+    assert "cu126" in str(ask(gpus=["H100", "V100"], driver="570.124.06", torch="2.13.0").cell)
 
 
 def test_the_cpu_variant_runs_under_any_driver_and_none(ask: Ask) -> None:
@@ -194,9 +183,8 @@ def test_an_answer_on_a_weak_fact_says_so(ask: Ask, axes: dict[str, object], ver
 
 @each(("axes", "message"), CASES["nonsense"])
 def test_nonsense_is_refused_in_one_line(ask: Ask, axes: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises(ConfigError, match=rf"\A.*{message}.*\Z"):
         ask(**axes)
-    assert "\n" not in str(caught.value)
 
 
 @each(("axes", "reason", "change"), CASES["no-variant"])
@@ -221,12 +209,6 @@ def test_an_accelerator_of_another_kind_is_answered_as_what_it_is(ask: Ask, name
     assert (resolution.verdict, resolution.legal) == ("no-wheel", False)
     assert resolution.reasons[0].startswith(f"{name} is a")
     assert [(row.change, row.verdict) for row in resolution.alternatives] == [("without the GPU: cpu", "ok")]
-
-
-def test_an_answer_names_each_weak_fact_or_is_verified(matrix: Matrix) -> None:
-    resolutions = [resolve(matrix, Query(gpus=[gpu.name], driver="580.65.06")) for gpu in matrix.gpus]
-    assert all(resolution.verified == (resolution.weak == []) for resolution in resolutions)
-    assert {resolution.verified for resolution in resolutions} == {True, False}
 
 
 def test_the_best_published_cell_is_named(ask: Ask, matrix: Matrix) -> None:
