@@ -150,6 +150,8 @@ def attach(
             reply = repository.push_manifest(content, documents.OCI_MANIFEST, tag)
             break
         except documents.RefusedError as error:
+            if "MANIFEST_INVALID" in error.codes:  # GitLab's list of types (ocx-sh/ocx#480, fluxcd/flux2#3724)
+                error.fix = "use another registry: this one may take only artifacts of types that it knows"
             if number == _TRIES or not _UNKNOWN & set(error.codes):
                 raise
     named = documents.described(content, documents.OCI_MANIFEST)

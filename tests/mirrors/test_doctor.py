@@ -30,7 +30,7 @@ EXPECTED = {
     """,
     "bashrc": """
         2 W001; 3 W011; 4 W007; 5 W007; 6 E104; 6 W009; 7 W004; 8 W005; 9 W007; 10 W012; 11 W003; 12 W010; 13 E103
-        14 W011; 14 W019
+        14 W011; 14 W019; 15 W023
     """,
     "train.py.sample": """
         8 W011; 8 W015; 9 W002; 11 E101; 13 W007; 14 W007; 16 E101; 17 W006; 20 W003; 21 W010; 24 E101; 25 E101
@@ -200,7 +200,7 @@ def test_the_command_says_place_level_and_fix_and_ends_with_1(monkeypatch: pytes
         f"{DATA}/bashrc:2: unreal W001\n    no program reads HF_MIRROR\n    fix: set HF_ENDPOINT instead\n"
         in result.output
     )
-    assert result.output.endswith("1 examined: 7 danger, 5 unreal, 3 outdated\n")
+    assert result.output.endswith("1 examined: 7 danger, 6 unreal, 3 outdated\n")
     assert not any(canary in result.output for canary in CANARIES)
     clean = CliRunner().invoke(cli, ["mirror", "doctor", str(DATA / "clean/bashrc")], standalone_mode=False)
     assert (clean.return_value or 0, clean.output) == (0, "1 examined: no findings\n")

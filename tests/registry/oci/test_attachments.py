@@ -266,6 +266,15 @@ def test_a_fallback_tag_that_resolves_to_the_subject_is_neither_read_nor_written
     assert registry.tags[tag] == subject.digest
 
 
+def test_a_registry_that_takes_known_types_alone_is_told(registry: FakeRegistry) -> None:
+    """github.com/ocx-sh/ocx/issues/480, cue-lang/cue/issues/2817: GitLab."""
+    repository, body = opened(registry.netloc), b'{"errors":[{"code":"MANIFEST_INVALID"}]}'
+    subject = push_image(repository)
+    registry.fault = lambda request: Answer(400, body) if b"artifactType" in request.body else None
+    with pytest.raises(RefusedError, match=r"\(400 MANIFEST_INVALID\); use another registry"):
+        attached(repository, subject)
+
+
 def test_entries_of_others_stay_in_the_index_as_they_are(repository: Repository, subject: StoredManifest) -> None:
     foreign = {"mediaType": "x/y", "digest": f"sha256:{'c' * 64}", "size": 7, "unknown": {"kept": True}}
     document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [foreign], "annotations": {"a": "b"}}
