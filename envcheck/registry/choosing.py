@@ -334,7 +334,6 @@ def refuse_alias(promotions: Sequence[Promotion], alias: str, digest: str, now: 
 
 
 def _signed(repository: Repository, digest: str, terms: ProofTerms) -> list[Promotion]:
-    """Return the promotions of every image here that an allowed key signed."""
     tags = repository.tags()
     promotions: list[Promotion] = []
     for subject in sorted({digest, *attachments.promotion_tags(tags)}):

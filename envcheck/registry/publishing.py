@@ -203,7 +203,6 @@ def _level(report: RunReport, missing: Mapping[str, str]) -> Level | None:
 
 
 def _cell(report: RunReport) -> str | None:
-    """Return the cell that the image's labels name, else the one of its torch and Python."""
     cell = Cell.parse(report.promises.get("cell", "")) or _measured_cell(report)
     return str(cell) if cell else None
 

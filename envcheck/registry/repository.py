@@ -207,7 +207,12 @@ class Repository:
         """Return the manifest of a tag, a digest or a descriptor. Its digest is what to use from then on."""
         name = reference if isinstance(reference, str) else reference.digest
         where = f"{self.reference.name}{'@' if documents.is_digest(name) else ':'}{name}"
-        reply = self.ask(RegistryRequest("GET", f"{self._path}/manifests/{name}", where, _ACCEPT, most=most))
+        try:
+            reply = self.ask(RegistryRequest("GET", f"{self._path}/manifests/{name}", where, _ACCEPT, most=most))
+        except AbsentError as error:
+            if not isinstance(reference, str):  # snok/container-retention-policy#97, nfrastack/db-backup#575
+                error.fix = "an index names it: a clean-up of what has no tag may have deleted it; push it again"
+            raise
         kind, digest = reply.headers.get("Content-Type", ""), digest_of(reply.body)
         if kind.startswith("text/html"):
             fix = "check the host and the port; a proxy or a page to log in may answer"

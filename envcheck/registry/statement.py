@@ -211,8 +211,6 @@ class _AnySubject(msgspec.Struct):
 
 
 class _AnyStatement(msgspec.Struct):
-    """What every version of a statement has."""
-
     subject: list[_AnySubject]
     predicate: dict[str, Any] = {}
 

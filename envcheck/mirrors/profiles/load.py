@@ -204,7 +204,6 @@ def _printable(text: str) -> str:
 
 
 def _read_yaml(data: bytes, path: Path) -> tuple[list[tuple[str, int, str]], Any]:
-    """Return the key path, line and text of each value (see `_walk`), and the values."""
     try:
         refuse_shape(yaml.parse(data, Loader=yaml.SafeLoader), str(path))
         node = yaml.compose(data, Loader=yaml.SafeLoader)

@@ -23,6 +23,7 @@ from envcheck.registry.attachments import (
     fallback_tag,
     own_tag,
     referrers,
+    remote_images,
 )
 from envcheck.registry.documents import (
     OCI_INDEX,
@@ -266,13 +267,18 @@ def test_a_fallback_tag_that_resolves_to_the_subject_is_neither_read_nor_written
     assert registry.tags[tag] == subject.digest
 
 
-def test_a_registry_that_takes_known_types_alone_is_told(registry: FakeRegistry) -> None:
-    """github.com/ocx-sh/ocx/issues/480, cue-lang/cue/issues/2817: GitLab."""
-    repository, body = opened(registry.netloc), b'{"errors":[{"code":"MANIFEST_INVALID"}]}'
-    subject = push_image(repository)
+def test_a_registry_that_takes_known_types_alone_or_lost_an_index_s_image_is_told(
+    registry: FakeRegistry, repository: Repository, subject: StoredManifest
+) -> None:
+    """github.com/ocx-sh/ocx/issues/480 (GitLab), snok/container-retention-policy/issues/97 (a clean-up)."""
+    body = b'{"errors":[{"code":"MANIFEST_INVALID"}]}'
     registry.fault = lambda request: Answer(400, body) if b"artifactType" in request.body else None
     with pytest.raises(RefusedError, match=r"\(400 MANIFEST_INVALID\); use another registry"):
         attached(repository, subject)
+    index = push_index(repository, "latest", amd64="one", arm64="two")
+    del registry.manifests[index.index().manifests[0].digest]
+    with pytest.raises(AbsentError, match="an index names it: a clean-up of what has no tag"):
+        remote_images(repository, "latest", "amd64")
 
 
 def test_entries_of_others_stay_in_the_index_as_they_are(repository: Repository, subject: StoredManifest) -> None:
