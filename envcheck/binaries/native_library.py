@@ -219,15 +219,11 @@ def _text(strings: bytes, at: int) -> str:
     return strings[at:end].decode("utf-8", "replace")
 
 
-class GpuCode(NamedTuple):
-    """Compute capabilities ("9.0"), in order: with code that runs (SASS), and with PTX, which the driver compiles."""
+def gpu_code(elf: Elf) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return for which GPUs a library has code, as compute capabilities in order: SASS, which runs, then PTX.
 
-    sass: tuple[str, ...]
-    ptx: tuple[str, ...]
-
-
-def gpu_code(elf: Elf) -> GpuCode:
-    """Return for which GPUs a library has code. Raises BinaryError if a container is damaged, or hidden."""
+    Raises BinaryError if a container is damaged, or hidden.
+    """
     kinds: dict[int, set[int]] = {_PTX: set(), _CUBIN: set()}
     for section in elf.sections:
         if section.name in SECTIONS and section.size:
@@ -235,11 +231,8 @@ def gpu_code(elf: Elf) -> GpuCode:
                 kinds.setdefault(kind, set()).add(architecture)
     hidden = not kinds[_CUBIN] and not kinds[_PTX] and any(s.name == REGISTERED and s.size for s in elf.sections)
     refuse_if(hidden, "it registers GPU code, and its sections show none")
-    return GpuCode(_capabilities(kinds[_CUBIN]), _capabilities(kinds[_PTX]))
-
-
-def _capabilities(architectures: set[int]) -> tuple[str, ...]:
-    return tuple(f"{number // 10}.{number % 10}" for number in sorted(architectures))
+    sass, ptx = (tuple(f"{number // 10}.{number % 10}" for number in sorted(kinds[kind])) for kind in (_CUBIN, _PTX))
+    return sass, ptx
 
 
 def ordered(capabilities: set[str]) -> tuple[str, ...]:

@@ -143,10 +143,12 @@ def _manages_switches(device: Path) -> bool:
 
 def _port(device: Path, port: Path) -> dict[str, Any]:
     """Return one port; what a driver does not tell is None, and `rate` is in Gb/s."""
-    rate = _RATE.match(word(port / "rate") or "")
+    rate, place = _RATE.match(word(port / "rate") or ""), (device / "device").resolve().name
+    counters = {name: word(port / "counters" / name) or "" for name in _COUNTERS}
     return {
         "device": device.name,
-        "slot": _slot(device),
+        # Without the function: the ports of one card are functions of one slot.
+        "slot": place.partition(".")[0].lower() if _ADDRESS.fullmatch(place) else None,
         "port": int(port.name) if port.name.isdecimal() else port.name,
         "type": _after_colon(word(device / "node_type")),
         "model": word(device / "board_id") or word(device / "hca_type") or None,
@@ -156,14 +158,8 @@ def _port(device: Path, port: Path) -> dict[str, Any]:
         "physical": _after_colon(word(port / "phys_state")),
         "rate": float(rate[1]) if rate else None,
         "gids": _gids(port),
-        "counters": {name: _number(port / "counters" / name) for name in _COUNTERS},
+        "counters": {name: int(count) if count.isdecimal() else None for name, count in counters.items()},
     }
-
-
-def _slot(device: Path) -> str | None:
-    """Return the card's place on the PCI bus without the function: the ports of one card are functions of one slot."""
-    place = (device / "device").resolve().name
-    return place.partition(".")[0].lower() if _ADDRESS.fullmatch(place) else None
 
 
 def _gids(port: Path) -> dict[str, int]:
@@ -181,8 +177,3 @@ def _gids(port: Path) -> dict[str, int]:
 def _after_colon(text: str | None) -> str | None:
     """Return "ACTIVE" of "4: ACTIVE"."""
     return text.rpartition(":")[2].strip() if text else None
-
-
-def _number(path: Path) -> int | None:
-    text = word(path) or ""
-    return int(text) if text.isdecimal() else None

@@ -452,8 +452,7 @@ def load_nvml() -> Any:
 
 def main(scope: str, parent: int) -> None:
     """Print what NVML says, as the JSON of a Snapshot: what `ask` reads. It ends with the process that asked."""
-    if not subprocesses.ends_with(parent):
-        return
+    subprocesses.die_with_parent(parent)
     try:
         reading = read(load_nvml(), {"all": (NODE, QUERIES), "identity": (VERSIONS, IDENTITY)}[scope])
     except ImportError as error:

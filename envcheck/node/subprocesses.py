@@ -94,12 +94,6 @@ def of_envcheck(module: str, call: str) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
 
 
-def ends_with(parent: int) -> bool:
-    """Have the kernel end this process when its parent ends, and tell whether that is still `parent`."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    return os.getppid() == parent
-
-
 def _printed(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bytes]:
     """Return what a process prints until it ends; what it has started may hold its pipes open for longer."""
     deadline = time.monotonic() + seconds
@@ -126,7 +120,8 @@ def _end(process: subprocess.Popen[bytes], *, group: bool) -> None:
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel SIGKILL this process when `parent` dies, even if it has died already."""
-    if not ends_with(parent):
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
 
 

@@ -104,9 +104,8 @@ def _notes(
         yield f"one ran on {before.mode}, the other on {after.mode}: no speed was compared"
     elif _other_models(before, after):
         yield f"one ran on {_models(before)}, the other on {_models(after)}: no speed was compared"
-    yield from (
-        f"the {n} run was cut short" for n, report in (("first", before), ("second", after)) if not report.ended
-    )
+    named = (("first", before), ("second", after))
+    yield from (f"the {name} run was cut short" for name, report in named if not report.ended)
     if any(uuid.startswith(UNKEYED) for report in (before, after) for uuid in phrases.uuids(report)):
         # The n-th GPU need not be the n-th.
         yield "GPUs are taken for the same by their order: redacted without a key, they are numbered in each report"

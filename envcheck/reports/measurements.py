@@ -9,7 +9,7 @@ Checks write them into these fields (docs/adding-a-check.md); a value of another
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, Final, NamedTuple
 
@@ -122,18 +122,6 @@ class PlotLine(NamedTuple):
     hot: bool = False
 
 
-class Axis(NamedTuple):
-    """The axis along which points lie; `logarithmic`: equal steps are equal factors."""
-
-    title: str
-    label: Callable[[float], str]
-    logarithmic: bool = False
-
-
-SIZES: Final = Axis("message size", phrases.size, logarithmic=True)
-SECONDS: Final = Axis("seconds", lambda value: f"{value:.4g}")
-
-
 class Figure(NamedTuple):
     """A drawing as HTML, its caption, and (class, name) of each curve where there are several."""
 
@@ -149,7 +137,7 @@ def figures(outcome: OutcomeRow) -> Iterator[Figure]:
     if lines := [PlotLine(name or rate, points) for name, points in curves.items() if len(points) > 1]:
         limit = outcome.limit if outcome.limit and outcome.unit == outcome.limit.unit == "GB/s" else None
         bound = phrases.number(limit.value) if limit else None
-        yield chart(f"{outcome.id}: bus bandwidth by message size", lines, SIZES, "GB/s", bound)
+        yield chart(f"{outcome.id}: bus bandwidth by message size", lines, "GB/s", bound, sizes=True)
     ranks = ranks_of(outcome)
     yield from _values_table(outcome, {rank.owner: rank.values for rank in ranks if rank.values})
     yield from _pairs_table(outcome)
@@ -158,7 +146,7 @@ def figures(outcome: OutcomeRow) -> Iterator[Figure]:
         series = [(rank.owner, rank.over_time[quantity]) for rank in ranks]
         drawn = [PlotLine(name, points, name.split(",")[0] == blamed) for name, points in series if len(points) > 1]
         if drawn:
-            yield chart(f"{outcome.id}: {quantity} over time", drawn, SECONDS, unit)
+            yield chart(f"{outcome.id}: {quantity} over time", drawn, unit)
 
 
 def _values_table(outcome: OutcomeRow, reached: Mapping[str, Mapping[str, float | None]]) -> Iterator[Figure]:
@@ -201,11 +189,13 @@ def _table(caption: str, columns: Sequence[str], rows: Mapping[str, Sequence[str
     return Figure(caption, f'<table class="heat"><tr><td></td>{head}</tr>{body}</table>')
 
 
-def chart(caption: str, lines: Sequence[PlotLine], axis: Axis, unit: str, bound: float | None = None) -> Figure:
-    """Return the curves over their axis from zero on, with the limit as a dashed line."""
+def chart(
+    caption: str, lines: Sequence[PlotLine], unit: str, bound: float | None = None, *, sizes: bool = False
+) -> Figure:
+    """Return the curves over seconds, or over `sizes` in equal factors, from zero on; the limit is a dashed line."""
     xs = sorted({x for line in lines for x, _ in line.points})
     top = _round_up(max([y for line in lines for _, y in line.points] + ([bound] if bound else [])))
-    place = math.log2 if axis.logarithmic else float
+    place, label = (math.log2, phrases.size) if sizes else (float, "{:.4g}".format)
     low, high = place(xs[0]), place(xs[-1])
 
     def at(x: float, y: float) -> tuple[float, float]:
@@ -218,23 +208,23 @@ def chart(caption: str, lines: Sequence[PlotLine], axis: Axis, unit: str, bound:
         parts += [_across("grid", y), _text(phrases.quantity(top * tick / _TICKS, ""), _LEFT - 8, y + 4, "end")]
     middle = (_HEIGHT - _BOTTOM + _TOP) / 2
     parts += [_text(unit, 10, middle, "middle", f' transform="rotate(-90 10 {middle})"')]
-    parts += [_text(axis.title, (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 4, "middle")]
-    parts += [_text(axis.label(x), at(x, 0)[0], _HEIGHT - _BOTTOM + 18, "middle") for x in _marks(axis, xs)]
+    parts += [_text("message size" if sizes else "seconds", (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 4, "middle")]
+    # Sizes are labelled where they were measured, seconds at round numbers.
+    marks = xs[:: math.ceil(len(xs) / _LABELS)] if sizes else _round_marks(xs)
+    parts += [_text(label(x), at(x, 0)[0], _HEIGHT - _BOTTOM + 18, "middle") for x in marks]
     classes = _classes(lines)
     # What has to be looked at is drawn last, over the others.
     for number in sorted(range(len(lines)), key=lambda number: lines[number].hot):
-        parts.append(_curve(lines[number], classes[number], [at(*point) for point in lines[number].points], axis, unit))
+        line, kind = lines[number], classes[number]
+        places = [at(*point) for point in line.points]
+        parts.append(f'<polyline class="curve {kind}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}"/>')
+        for (x, y), (when, value) in zip(places, line.points, strict=True) if len(places) <= _DOTTED else ():
+            said = f"<title>{_safe(f'{line.name} {label(when)}: {value:.4g} {unit}')}</title>"
+            parts.append(f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y:.1f}" r="3">{said}</circle>')
     if bound:
-        y = at(xs[0], bound)[1]
-        named = _text(
-            f"limit {phrases.quantity(bound, unit)}",
-            _LEFT + 6,
-            y - 5 if y > _TOP + 16 else y + 14,
-            "start",
-            "",
-            "limit-text",
-        )
-        parts += [_across("limit", y), named]
+        y, named = at(xs[0], bound)[1], f"limit {phrases.quantity(bound, unit)}"
+        below = y - 5 if y > _TOP + 16 else y + 14
+        parts += [_across("limit", y), _text(named, _LEFT + 6, below, "start", "", "limit-text")]
     size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" style="width:{_WIDTH}px"'
     svg = f'<svg role="img" aria-label="{_safe(caption)}" {size}>{"".join(parts)}</svg>'
     return Figure(caption, svg, _legend(lines, classes))
@@ -251,17 +241,6 @@ def _legend(lines: Sequence[PlotLine], classes: Sequence[str]) -> list[tuple[str
     others = classes.count("calm")
     named = [(kind, line.name) for kind, line in zip(classes, lines, strict=True) if kind != "calm"]
     return [*named, ("calm", counted(others, "other"))] if others else named if len(named) > 1 else []
-
-
-def _curve(line: PlotLine, kind: str, places: Sequence[tuple[float, float]], axis: Axis, unit: str) -> str:
-    drawn = f'<polyline class="curve {kind}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}"/>'
-    if len(places) > _DOTTED:
-        return drawn
-    return drawn + "".join(
-        f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y:.1f}" r="3">'
-        f"<title>{_safe(f'{line.name} {axis.label(at)}: {value:.4g} {unit}')}</title></circle>"
-        for (x, y), (at, value) in zip(places, line.points, strict=True)
-    )
 
 
 def _across(kind: str, y: float) -> str:
@@ -284,10 +263,7 @@ def _round_up(value: float) -> float:
     return next((step * power for step in (1, 2, 4, 6, 8) if step * power >= value), 10 * power)
 
 
-def _marks(axis: Axis, values: list[float]) -> list[float]:
-    """Return where the axis is labelled: at sizes that were measured, else at round numbers."""
-    if axis.logarithmic:
-        return values[:: math.ceil(len(values) / _LABELS)]
+def _round_marks(values: list[float]) -> list[float]:
     step = max(_round_up((values[-1] - values[0]) / (_LABELS - 1)), 1.0)
     first = math.ceil(values[0] / step)
     return [number * step for number in range(first, math.floor(values[-1] / step) + 1)] or values[:1]

@@ -168,19 +168,13 @@ def _cut(lines: list[str]) -> list[str]:
 WORST_FIRST: Final = ("fail", "error", "warn", "pass", "skip")
 
 
-def alike(outcomes: Iterable[OutcomeRow]) -> list[list[OutcomeRow]]:
-    """Return the outcomes in groups that came to the very same."""
+def by_status(outcomes: Iterable[OutcomeRow], order: Sequence[str] = WORST_FIRST) -> list[list[OutcomeRow]]:
+    """Return the outcomes in groups that came to the very same, by status in this order; none of another status."""
     groups: dict[tuple[str, ...], list[OutcomeRow]] = {}
     for outcome in outcomes:
         own = (outcome.status, outcome.summary, outcome.remedy, repr(outcome.value), outcome.code, outcome.culprit)
         groups.setdefault((*own, *findings(outcome), *attempts(outcome)), []).append(outcome)
-    return list(groups.values())
-
-
-def by_status(outcomes: Iterable[OutcomeRow], order: Sequence[str] = WORST_FIRST) -> list[list[OutcomeRow]]:
-    """Return the groups of what is alike by status in this order; none of another status."""
-    groups = alike(outcomes)
-    return [same for status in order for same in groups if same[0].status == status]
+    return [same for status in order for same in groups.values() if same[0].status == status]
 
 
 def facts(report: RunReport) -> list[tuple[str, str]]:

@@ -12,7 +12,6 @@ from typing import Any, Final
 import msgspec
 from rich.cells import cell_len
 from rich.console import Console
-from rich.status import Status
 from rich.text import Text
 
 from envcheck.counting import counted
@@ -113,37 +112,6 @@ def announcement(plan: Plan, target: TargetFacts) -> str:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     busy = f"; load {load:.0f} on {counted(cores, 'core')}: times stretch" if load > _BUSY * cores else ""
     return f"{checks} in {target.name} ({target.chosen}), {phrases.extent(plan)}{busy}"
-
-
-class Progress:
-    """What runs now, on a terminal's stderr; nothing where that is no terminal. rich draws it anew 4 times a second."""
-
-    def __init__(self, plan: Plan) -> None:
-        console = Console(stderr=True, highlight=False)
-        shown = console.is_terminal
-        self._status: Status | None = console.status(self, spinner="line", refresh_per_second=4) if shown else None
-        self._plan, self._check, self._since = plan, "", time.monotonic()
-        self._run: Run | None = None
-
-    def __enter__(self) -> "Progress":  # noqa: PYI034 (typing.Self is Python 3.11)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def running(self, check: str, run: Run) -> None:
-        """Show which check runs, and the time going by; "" is the start of Python and torch."""
-        self._check, self._run, self._since = check, run, time.monotonic()
-        if self._status is not None:
-            self._status.start()
-
-    def __rich__(self) -> Text:
-        if self._run is None:
-            return Text("")
-        spent = (time.monotonic() - self._since, self._run.elapsed)
-        line = phrases.progress(self._plan, self._run.done, self._check, spent, self._run.number)
-        return Text(line, no_wrap=True, overflow="ellipsis")
 
 
 def wrapped(text: str, columns: int) -> list[str]:
@@ -318,28 +286,40 @@ def _rounds(report: RunReport, out: _Printer, *, verbose: bool) -> None:
 
 
 class LiveReport(Watcher):
-    """A run's watcher: shows its progress, and writes the report after each check to `path` (None: nowhere).
+    """Shows on a terminal's stderr what a run does, and writes its report after each check to `path` (None: nowhere).
 
     `told_as` is what becomes of the report before it is written: nothing, or a redaction. A disk that is full ends no
     run: it is tried again with the next check, and `failed` is why the last try came to nothing.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        path: Path | None,
-        progress: Progress,
-        told_as: Callable[[RunReport], RunReport] = lambda report: report,
-    ) -> None:
-        self._run, self._path, self._progress, self._told_as = run, path, progress, told_as
+    def __init__(self, run: Run, path: Path | None, told_as: Callable[[RunReport], RunReport]) -> None:
+        self._run, self._path, self._told_as = run, path, told_as
+        console = Console(stderr=True, highlight=False)
+        # rich draws it anew 4 times a second, with the time going by.
+        self._status = console.status(self, spinner="line", refresh_per_second=4) if console.is_terminal else None
+        self._check, self._since = "", time.monotonic()
         self.failed: OSError | None = None
         self._written: tuple[bool, int, int, str] | None = None
         # A pipe or a device takes one report, the last.
         self._once = path is not None and path.exists() and not path.is_file()
 
+    def __enter__(self) -> "LiveReport":  # noqa: PYI034 (typing.Self is Python 3.11)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __rich__(self) -> Text:
+        spent = (time.monotonic() - self._since, self._run.elapsed)
+        line = phrases.progress(self._run.asked.plan, self._run.done, self._check, spent, self._run.number)
+        return Text(line, no_wrap=True, overflow="ellipsis")
+
     def running(self, check: str) -> None:
-        """Show which check runs."""
-        self._progress.running(check, self._run)
+        """Show which check runs; "" is the start of Python and torch."""
+        self._check, self._since = check, time.monotonic()
+        if self._status is not None:
+            self._status.start()
 
     def learned(self, run: Run) -> None:
         """Write the report when it says more than the last one."""

@@ -238,18 +238,14 @@ def foreign_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def read_promises(prefix: str) -> dict[str, str]:
     """Return the promises of an environment made by envcheck, by its sys.prefix."""
     for promises in (Path(prefix) / "envcheck-promises.json", *([IMAGE_PROMISES] if prefix == IMAGE_PREFIX else [])):
-        if content := _content(promises):
-            return parse_promises(content, str(promises))
+        try:
+            content = safe_files.read_regular(promises, _MOST_PROMISES)
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in what it calls its prefix
+            continue
+        except OSError as error:
+            refuse(f"{promises} cannot be read: {error.strerror}", "build the environment again, or remove the file")
+        return parse_promises(content, str(promises))
     return {}
-
-
-def _content(promises: Path) -> bytes:
-    try:
-        return safe_files.read_regular(promises, _MOST_PROMISES) or b" "
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in what it calls its prefix
-        return b""
-    except OSError as error:
-        refuse(f"{promises} cannot be read: {error.strerror}", "build the environment again, or remove the file")
 
 
 def parse_promises(text: str | bytes, where: str) -> dict[str, str]:

@@ -118,7 +118,12 @@ def select(
     modules: Sequence[CheckModule], level: str, only: Iterable[str] = (), skip: Iterable[str] = ()
 ) -> list[CheckModule]:
     """Return the checks of a level (each level holds the ones before it), or those of `only`; less `skip`."""
-    included, excluded = _known_ids(modules, only, skip)
+    included, excluded = ({identity.replace("_", "-") for identity in ids} for ids in (only, skip))
+    unknown = sorted((included | excluded).difference(f.id for f in modules))
+    if unknown:
+        hints = [_near(modules, name) for name in unknown]
+        told = hints if len(hints) == 1 else [f"{name}: {hint}" for name, hint in zip(unknown, hints, strict=True)]
+        refuse(f"no check is named {' or '.join(unknown)}", "; ".join(told))
     upto = LEVELS[: LEVELS.index(level) + 1]
     chosen = [f for f in modules if (f.id in included if included else f.check.level in upto) and f.id not in excluded]
     if not chosen:
@@ -130,32 +135,14 @@ def plan(
     chosen: Iterable[CheckModule], *, level: str, nproc: int, timeout: float | None = None, **choices: Any
 ) -> Plan:
     """Return the plan; `timeout` replaces every check's own limit, `choices` are fields of Plan."""
-    checks = [_planned(f, timeout, choices.get("gpus"), level) for f in chosen]
+    checks, names = [], ("level", "promise", "gpus", "ranks", "least_ranks", "performance")
+    for module in chosen:
+        check, seconds, factor_at = module.check, module.check.seconds, module.check.factor_at
+        if choices.get("gpus") == 0 and check.cpu_seconds is not None:
+            seconds, factor_at = check.cpu_seconds, check.cpu_factor_at or factor_at
+        needs = {name: getattr(check, name) for name in names} | {"seconds": seconds * factor_at.get(level, 1.0)}
+        checks.append(PlannedCheck(id=module.id, kind=module.kind, timeout=timeout or check.timeout, **needs))
     return Plan(level=level, checks=checks, nproc=nproc, **choices)
-
-
-def _planned(module: CheckModule, timeout: float | None, gpus: int | None, level: str) -> PlannedCheck:
-    check, names = module.check, ("level", "promise", "gpus", "ranks", "least_ranks", "performance")
-    seconds, factor_at = check.seconds, check.factor_at
-    if gpus == 0 and check.cpu_seconds is not None:
-        seconds, factor_at = check.cpu_seconds, check.cpu_factor_at or factor_at
-    return PlannedCheck(
-        id=module.id,
-        kind=module.kind,
-        seconds=seconds * factor_at.get(level, 1.0),
-        timeout=timeout or check.timeout,
-        **{name: getattr(check, name) for name in names},
-    )
-
-
-def _known_ids(modules: Sequence[CheckModule], *groups: Iterable[str]) -> list[set[str]]:
-    names = [f.id for f in modules]
-    chosen = [{i.replace("_", "-") for i in ids} for ids in groups]
-    hints = {name: _near(modules, name) for name in sorted(set[str]().union(*chosen).difference(names))}
-    if hints:
-        told = hints.values() if len(hints) == 1 else (f"{name}: {hint}" for name, hint in hints.items())
-        refuse(f"no check is named {' or '.join(hints)}", "; ".join(told))
-    return chosen
 
 
 def _near(modules: Sequence[CheckModule], name: str) -> str:

@@ -39,6 +39,8 @@ _NODE_FIX: Final = "compare the node with what was ordered; correct the file if 
 _MOUNT_FIX: Final = "mount what was ordered (`findmnt`, /etc/fstab), or correct the file"
 # disk-read writes for 20 s and reads for 20 s at most; the rest is for a server that is slow to answer.
 _MOUNT_SECONDS: Final = 60.0
+# Where what was read of a mount has the bytes and the seconds of each way.
+_WAYS: Final = {"read": ("read", "seconds"), "write": ("written", "writing")}
 _MOUNTED: Final = signal_source.fields(point=signal_source.string, kind=signal_source.string)
 _MEASURED_FIX: Final = "compare the node with what was ordered; see also the check {of}"
 _RUN: Final = "run it with a level that has the check {of}, or with --only {of}"
@@ -279,26 +281,22 @@ def _asked(name: str, mount: MountDemand) -> Signal:
     return signal_source.read([task._replace(timeout=_MOUNT_SECONDS)]).signals[name]
 
 
-def _speed(found: Any, size: str, seconds: str) -> float:
+def _speed(found: Any, way: str) -> float:
     """Return GB/s, 0 where nothing was measured."""
-    taken = [_table(found, "").get(one) for one in (size, seconds)]
+    taken = [_table(found, "").get(one) for one in _WAYS[way]]
     return taken[0] / taken[1] / 1e9 if all(map(process_group.positive, taken)) else 0.0
 
 
 def _short(mount: MountDemand, found: Any) -> bool:
-    speeds = (
-        (mount.read_gb_s, _speed(found, "read", "seconds")),
-        (mount.write_gb_s, _speed(found, "written", "writing")),
-    )
-    return any(least is not None and 0 < speed < least for least, speed in speeds)
+    return any(0 < _speed(found, way) < (getattr(mount, f"{way}_gb_s") or 0.0) for way in _WAYS)
 
 
 def _faster(first: dict[str, Any], again: Any) -> dict[str, Any]:
     """Return what was found first, with each speed from where it is faster; other bytes stay other bytes."""
     found, again = dict(first), _table(again, "")
-    for size, seconds, *more in (("read", "seconds", "direct"), ("written", "writing")):
-        if _speed(again, size, seconds) > _speed(first, size, seconds):
-            found.update({name: again.get(name) for name in (size, seconds, *more)})
+    for way, names in _WAYS.items():
+        if _speed(again, way) > _speed(first, way):
+            found.update({name: again.get(name) for name in (*names, *(["direct"] if way == "read" else []))})
     return {**found, "same": False} if again.get("same") is False else found
 
 
@@ -323,13 +321,10 @@ def _mount(source: str, demand: MountDemand, number: int, view: View) -> Outcome
     if found.get("same") is False:
         fix = "look at `dmesg`, and at the file system's servers"
         findings.append(failed(f"{path} gave back other bytes than were written", fix=fix, code="require.mount-data"))
-    for way, least, size, seconds in (
-        ("read", demand.read_gb_s, "read", "seconds"),
-        ("write", demand.write_gb_s, "written", "writing"),
-    ):
+    for way in _WAYS:
+        least, speed = getattr(demand, f"{way}_gb_s"), _speed(found, way)
         if least is None:
             continue
-        speed = _speed(found, size, seconds)
         if not speed:
             why = f"{path}: no {way} was measured: it is memory, or too little is free ({found.get('free')} B)"
             findings.append(undecided(why, fix=_MOUNT_FIX, code="require.unmeasured"))

@@ -23,13 +23,12 @@ from envcheck.checks import FAIL
 from envcheck.checks.support import exact_data, progress_file
 from envcheck.errors import refuse
 from envcheck.runner.local_python import Handle, Target
+from envcheck.runner.outcomes import Event
 from envcheck.runner.planning import STARTING, CheckModule
 from envcheck.runner.requirements import Demand, MountDemand
 from envcheck.runner.schema import OutcomeRow, Plan, encodable
 from envcheck.runner.worker import process_limits
 from envcheck.runner.worker.fork_server import MOST_STRETCH, P2P_OFF
-
-Event = dict[str, Any]
 
 IMPORT_TIMEOUT: Final = 180.0
 LAST: Final = ("end", "died", "silent")

@@ -24,7 +24,7 @@ from envcheck import __version__
 from envcheck.counting import counted
 from envcheck.node import kernel_log, nvml, subprocesses
 from envcheck.reports.formats import html
-from envcheck.reports.measurements import SECONDS, PlotLine, chart
+from envcheck.reports.measurements import PlotLine, chart
 from envcheck.struct_types import know_types
 
 # What practitioners aim at in training: GPUs at work in 80 % of the time, and 20 % of their memory free as reserve
@@ -117,8 +117,11 @@ def watch(command: Sequence[str], interval: float, *, gpus: bool) -> WatchRecord
         watcher = _Watcher(process.pid, began, interval, gpus=gpus)
         status = process.wait()
         watcher.end()
-    seconds, problems = time.monotonic() - began, watcher.problems
-    xids = _xids(problems, seconds) if gpus else []
+    seconds, problems, xids = time.monotonic() - began, watcher.problems, []
+    if gpus:
+        logged = kernel_log.signals(Path("/"), {})["kernel.xids"]
+        problems += [] if logged.reason is None else [f"Xids are not watched: {logged.reason}"]
+        xids = [event for event in logged.value or [] if event["age"] <= seconds]
     code = status if status >= 0 else 128 - status
     samples = [sample for moment in watcher.gpus for sample in moment]
     cores = len(os.sched_getaffinity(0))
@@ -154,14 +157,6 @@ def _in_foreground() -> bool:
     with contextlib.suppress(OSError):
         return os.getpgrp() == os.tcgetpgrp(0)
     return False
-
-
-def _xids(problems: list[str], seconds: float) -> list[dict[str, Any]]:
-    read = kernel_log.signals(Path("/"), {})["kernel.xids"]
-    if read.value is None:
-        problems.append(f"Xids are not watched: {read.reason}")
-        return []
-    return [event for event in read.value if event["age"] <= seconds]
 
 
 class _GpuLine(msgspec.Struct):
@@ -230,7 +225,7 @@ class _Watcher:
             seen |= alive
             if alive:
                 # Those that have ended keep their CPU seconds and bytes, as far as they were seen.
-                cpu, read, written = (sum(column) for column in list(zip(*seen.values(), strict=True))[2:])
+                cpu, read, written = (sum(column) for column in list(zip(*seen.values(), strict=True))[1:])
                 memory = sum(use.rss for use in alive.values())
                 self.tree.append(TreeSample(at, len(alive), memory, cpu, read, written))
             if len(self.tree) > _MOST:
@@ -240,9 +235,8 @@ class _Watcher:
 
 
 class ProcessUse(NamedTuple):
-    """One process: its parent, bytes in memory, CPU seconds, and bytes read from and written to disks."""
+    """One process: bytes in memory, CPU seconds, and bytes read from and written to disks."""
 
-    parent: int
     rss: int
     cpu: float
     read: int
@@ -272,7 +266,7 @@ def _use(pid: int) -> ProcessUse:
         rows = (line.partition(":") for line in Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines())
         io |= {name: int(value) for name, _, value in rows if name in io}
     cpu = (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS
-    return ProcessUse(int(fields[_PPID]), int(fields[_RSS]) * _PAGE, cpu, io["read_bytes"], io["write_bytes"])
+    return ProcessUse(int(fields[_RSS]) * _PAGE, cpu, io["read_bytes"], io["write_bytes"])
 
 
 def sample_gpus(interval: float, began: float, parent: int) -> None:
@@ -282,8 +276,7 @@ def sample_gpus(interval: float, began: float, parent: int) -> None:
     at the command's start, which all processes of a machine share.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if not subprocesses.ends_with(parent):
-        return
+    subprocesses.die_with_parent(parent)
     try:
         library = nvml.load_nvml()
         library.nvmlInit()
@@ -470,7 +463,7 @@ def _figures(seen: WatchRecord) -> Iterator[str]:
 def _figure(title: str, unit: str, series: dict[str, list[tuple[float, float]]]) -> Iterator[str]:
     drawn = [PlotLine(name, thinned(points)) for name, points in series.items() if len(points) > 1]
     if any(value > 0 for line in drawn for _, value in line.points):
-        yield html.figure(chart(title, drawn, SECONDS, unit))
+        yield html.figure(chart(title, drawn, unit))
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -150,8 +150,7 @@ def _measured(
     try:
         with met(run, member, name, max(options.nproc, member.processes), options.wait) as formed:
             if formed:
-                with terminal.Progress(run.asked.plan) as progress:
-                    live = terminal.LiveReport(run, own, progress, lambda report: of_node(report, member.node))
+                with terminal.LiveReport(run, own, lambda report: of_node(report, member.node)) as live:
                     validate(run, collect, live)
     except KeyboardInterrupt as how:
         return how

@@ -200,8 +200,7 @@ def _run_and_report(
     run: Run, files: Destinations, before: RunReport | None, options: RunOptions, settings: Settings
 ) -> int:
     quiet, interrupted = settings.quiet, None
-    with terminal.Progress(run.asked.plan) as progress:
-        keeper = terminal.LiveReport(run, files.report, progress, files.redacted)
+    with terminal.LiveReport(run, files.report, files.redacted) as keeper:
         try:
             validate(run, functools.partial(with_mounts, run.asked.mounts, collect), keeper)
         except KeyboardInterrupt as how:

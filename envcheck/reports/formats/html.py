@@ -83,9 +83,8 @@ def figure(drawn: Figure) -> str:
 
 def definitions(pairs: Iterable[tuple[str, str]]) -> str:
     """Return titles with their texts."""
-    return (
-        f"<dl>{''.join(f'<dt>{text(title)}</dt><dd>{_content(title, content)}</dd>' for title, content in pairs)}</dl>"
-    )
+    rows = (f"<dt>{text(title)}</dt><dd>{_content(title, content)}</dd>" for title, content in pairs)
+    return f"<dl>{''.join(rows)}</dl>"
 
 
 def _content(title: str, content: str) -> str:
@@ -132,9 +131,8 @@ def _gpus(report: RunReport) -> str:
     """Return the table of GPUs; one that only torch or only NVML sees has its row too."""
     gpus = {gpu.uuid: gpu for gpu in report.snapshot.gpus}
     shown = {title: of for title, of in _COLUMNS.items() if any(of[0] in gpu.signals for gpu in gpus.values())}
-    visible = {
-        str(device.get("uuid")): str(device.get("name") or "?") for device in phrases.devices(report.environment)
-    }
+    devices = phrases.devices(report.environment)
+    visible = {str(device.get("uuid")): str(device.get("name") or "?") for device in devices}
     blamed, rows = phrases.culprits(report), []
     for number, uuid in enumerate(phrases.uuids(report)):
         gpu = gpus.get(uuid, Gpu(uuid))
@@ -161,15 +159,11 @@ def _read(gpu: Gpu, names: tuple[str, ...]) -> str:
     if first.value is None:
         why = f' title="{text(first.reason)}"' if first.reason else ""
         return f"<td{why}>?</td>"
-    signals = (gpu.signal(name) for name in names)
-    return (
-        f"<td>{text(' / '.join(dict.fromkeys(_plain(s.value, s.unit) for s in signals if s.value is not None)))}</td>"
-    )
-
-
-def _plain(value: Any, unit: str | None) -> str:
-    is_size = unit == "B" and phrases.number(value) is not None
-    return f"{value / 2**20:,.0f}" if is_size else phrases.quantity(value, "")
+    shown = []
+    for signal in filter(lambda signal: signal.value is not None, map(gpu.signal, names)):
+        is_size = signal.unit == "B" and phrases.number(signal.value) is not None
+        shown.append(f"{signal.value / 2**20:,.0f}" if is_size else phrases.quantity(signal.value, ""))
+    return f"<td>{text(' / '.join(dict.fromkeys(shown)))}</td>"
 
 
 def _checks(report: RunReport) -> str:
@@ -194,17 +188,11 @@ def _row(same: list[OutcomeRow]) -> str:
         for shown in (value, limit, took)
     )
     soft = ' class="soft"' if first.status == "skip" else ""
-    names, summary = _named(same)
-    cells = f'<td>{status(first.status)}</td><td class="id">{names}</td><td{soft}>{prose(summary)}</td>{numbers}'
+    names, found = "<br>".join(text(outcome.id) for outcome in same), first.summary + phrases.no_pass(first)
+    if len(same) > _NAMES:
+        names, found = f"{len(same)} checks", f"{found}: {', '.join(outcome.id for outcome in same)}"
+    cells = f'<td>{status(first.status)}</td><td class="id">{names}</td><td{soft}>{prose(found)}</td>{numbers}'
     return f"<tr>{cells}</tr>\n"
-
-
-def _named(same: list[OutcomeRow]) -> tuple[str, str]:
-    """Return the checks' names and what was found; of many the names stand in prose."""
-    found = same[0].summary + phrases.no_pass(same[0])
-    if len(same) <= _NAMES:
-        return "<br>".join(text(outcome.id) for outcome in same), found
-    return f"{len(same)} checks", f"{found}: {', '.join(outcome.id for outcome in same)}"
 
 
 def _figures(report: RunReport) -> str:

@@ -66,7 +66,8 @@ def explained(text: str) -> str:
         return text
     causes = [cause for row in _LIMITS if row[0].search(text) for cause in _met(*row[1:])]
     lost, killed = _LOST.search(text) is not None, "SIGKILL" in text
-    kills, refused = _kills() if lost or killed else 0, _counted("pids", "max") if lost else 0
+    kills = _counted("memory", "oom_kill") if lost or killed else 0
+    refused = _counted("pids", "max") if lost else 0
     if kills > (0 if killed else _kills_before):
         limit = _limit_text("memory") or "no limit of memory of its own"
         causes.append(f"the kernel ended processes of the control group for lack of memory ({kills}), {limit}")
@@ -102,11 +103,7 @@ def explained_in(measured: Any) -> Any:
 def remember_kills() -> None:
     """Take the kills so far as none of the group's that starts now."""
     global _kills_before  # noqa: PLW0603 (of this process alone, and its forks)
-    _kills_before = _kills()
-
-
-def _kills() -> int:
-    return _counted("memory", "oom_kill")
+    _kills_before = _counted("memory", "oom_kill")
 
 
 def _counted(controller: str, event: str) -> int:

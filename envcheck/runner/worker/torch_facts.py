@@ -148,12 +148,7 @@ def device_facts(_rank: object = None) -> dict[str, Any]:
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError, AttributeError) as error:
-        return {
-            "device_count": 0,
-            "devices": [],
-            "device_error": (str(error).strip() or repr(error)).splitlines()[0],
-            **driver,
-        }
+        return {"device_error": (str(error).strip() or repr(error)).splitlines()[0], **driver}
     count = torch.cuda.device_count()
     return {"device_count": count, "devices": [_device(torch, index) for index in range(count)], **driver}
 
