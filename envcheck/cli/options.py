@@ -1,4 +1,4 @@
-"""The options of a command are one frozen dataclass: each field has its type, its default and its help.
+"""The options of a command are one class below Options: each field has its type, its default and its help.
 
     max_bytes: Annotated[int, Option("Bytes for all mirrors together.", type=Size())] = 128_000_000
 
@@ -25,9 +25,16 @@ from envcheck.cli.shared.process import say
 from envcheck.errors import EnvcheckError, refuse
 
 if TYPE_CHECKING:
-    from envcheck.runner.local_python import Target
+    from typing_extensions import dataclass_transform
 
-_Struct = TypeVar("_Struct")
+    from envcheck.runner.local_python import Target
+else:
+
+    def dataclass_transform(**_settings: bool) -> Callable[[type], type]:
+        """Do nothing: Python 3.10 has none, and it is for type checkers alone."""
+        return lambda cls: cls
+
+
 _HostArch = Literal["x86_64", "aarch64"]
 FILE: Final = click.Path(path_type=Path, dir_okay=False)
 EXISTING_FILE: Final = click.Path(path_type=Path, dir_okay=False, exists=True)
@@ -59,15 +66,26 @@ ChecksDirectory = Annotated[
 ImagesDirectory = Annotated[Path | None, Option("--images", "Where the cells are. [images/]", type=EXISTING_DIRECTORY)]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class JsonOption:
+_Struct = TypeVar("_Struct", bound="Options")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Options:
+    """Base of a command's options, which makes them frozen dataclasses."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+
+class JsonOption(Options):
     """The option of a command that programs read; it stands last."""
 
     as_json: Annotated[bool, Option("--json", "Print JSON.")] = False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ReleaseOptions:
+class ReleaseOptions(Options):
     """The options of a command that asks for releases."""
 
     torch: Annotated[str | None, Option('A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".', metavar="REQ")] = None
@@ -78,8 +96,7 @@ class ReleaseOptions:
     python: Annotated[str | None, Option("Python version, e.g. 3.12 or 3.13t.", metavar="X.Y")] = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EnvironmentOptions:
+class EnvironmentOptions(Options):
     """The options of a command that checks an environment."""
 
     python: Annotated[str | None, Option("The interpreter, or environment, to check.", metavar="PATH")] = None
@@ -268,7 +285,7 @@ def command_with(
 
         hints = type_hints(struct, include_extras=True)
         is_last = "as_json" if issubclass(struct, JsonOption) else ""
-        fields = sorted(dataclasses.fields(struct), key=lambda field: field.name == is_last)  # type: ignore[arg-type]  # a dataclass
+        fields = sorted(dataclasses.fields(struct), key=lambda field: field.name == is_last)
         parameters = [_parameter(field, hints[field.name]) for field in fields]
         names = [field.name for field in fields]
         for parameter in parameters[names.index(advanced) :] if advanced else []:

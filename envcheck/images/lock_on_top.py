@@ -118,8 +118,7 @@ def read_requirements(path: Path) -> list[str]:
         lines = safe_files.read_whole(path, 1 << 20).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        message = f"{path}: {reason}"
-        raise ConfigError(message, fix="give a file with one requirement a line") from error
+        refuse(f"{path}: {reason}", "give a file with one requirement a line")
     plain = ((number, line.partition(" #")[0].strip()) for number, line in enumerate(lines, 1))
     requirements = [_requirement(line, f"{path}:{n}") for n, line in plain if line and not line.startswith("#")]
     if not requirements:
@@ -133,9 +132,8 @@ def _requirement(line: str, where: str) -> str:
         refuse(f"{where!r} is an option, not a package", "leave it out: --mirror says where packages come from")
     try:
         url = Requirement(line).url
-    except InvalidRequirement as error:
-        message = f"{where!r} is not a requirement"
-        raise ConfigError(message, fix="write NAME or NAME with a version, e.g. 'einops>=0.8'") from error
+    except InvalidRequirement:
+        refuse(f"{where!r} is not a requirement", "write NAME or NAME with a version, e.g. 'einops>=0.8'")
     if url:
         message = f"{where!r} names a URL; only packages of an index can be locked with hashes"
         raise ConfigError(message, fix="write NAME or NAME with a version, e.g. 'einops>=0.8'")

@@ -10,7 +10,7 @@ import msgspec
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, refuse
 from envcheck.matrix.facts.model import HostArch
 from envcheck.mirrors.profiles.model import without_logins
 
@@ -199,8 +199,7 @@ def _text(path: Path) -> str:
     try:
         content = path.read_bytes()
     except OSError as error:
-        message = f"{path}: {error.strerror}"
-        raise ConfigError(message, fix="give this user the right to read it") from error
+        refuse(f"{path}: {error.strerror}", "give this user the right to read it")
     return _decoded(content, str(path))
 
 

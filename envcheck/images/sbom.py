@@ -18,7 +18,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from envcheck import __version__
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.images.lockfile import Lock, Pin
 from envcheck.images.spec import LABEL_PREFIX, ImageSpec
 from envcheck.matrix.facts.model import PYTORCH
@@ -96,18 +96,16 @@ def _of_wheel(path: Path) -> str:
         with zipfile.ZipFile(path) as archive:
             name = next(n for n in archive.namelist() if n.count("/") == 1 and n.endswith(".dist-info/METADATA"))
             return archive.read(name).decode("utf-8", "replace")
-    except (InvalidWheelFilename, zipfile.BadZipFile, StopIteration, RuntimeError) as error:
-        message = f"{path}: not a wheel"
-        raise ConfigError(message, fix="fetch it again, or take it out of the directory") from error
+    except (InvalidWheelFilename, zipfile.BadZipFile, StopIteration, RuntimeError):
+        refuse(f"{path}: not a wheel", "fetch it again, or take it out of the directory")
 
 
 def _key(path: Path, metadata: email.message.Message) -> PackageKey:
     name, version = str(metadata.get("Name") or ""), str(metadata.get("Version") or "")
     try:
         return PackageKey(canonicalize_name(name), str(Version(version)))
-    except InvalidVersion as error:
-        message = f"{path}: {version!r} is not a version"
-        raise ConfigError(message, fix="take it out of the directory") from error
+    except InvalidVersion:
+        refuse(f"{path}: {version!r} is not a version", "take it out of the directory")
 
 
 # What a package index says of these names is NVIDIA's; their licences differ (NCCL's is BSD-3-Clause).

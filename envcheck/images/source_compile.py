@@ -170,8 +170,7 @@ def _compiled(build: ExtensionBuild, store: Store, facts: Facts, compiler: Compi
     try:
         wheel = relabelled(made[0], labelled, build.local_version)
     except BinaryError as error:
-        message = f"the build of {build.what} made {made[0].name}: {error}"
-        raise PromiseError(message, fix="take another version") from error
+        refuse(f"the build of {build.what} made {made[0].name}: {error}", "take another version", PromiseError)
     require(wheel, build, facts)
     return recipe.keep(store, build, wheel, sha256(wheel))
 

@@ -1,8 +1,7 @@
-"""The options of a command come from one dataclass, and one name means one thing over all commands."""
+"""The options of a command come from one class, and one name means one thing over all commands."""
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -12,11 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import Settings, cli, options
-from envcheck.cli.options import EXISTING_FILE, Argument, Duration, Option, Size, command_with
+from envcheck.cli.options import EXISTING_FILE, Argument, Duration, Option, Options, Size, command_with
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrialOptions:
+class TrialOptions(Options):
     """One option of each form."""
 
     cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]", shell_complete=lambda *_: ["torch2.8"])] = ()

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import click
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envcheck.cli import Settings
 from envcheck.cli.options import (
-    EXISTING_DIRECTORY,
     EXISTING_FILE,
     FILE,
     Argument,
     FiniteRange,
+    ImagesDirectory,
     Option,
+    Options,
     architecture,
     complete_cells,
 )
@@ -30,8 +30,7 @@ from envcheck.images.wheels import SHA256
 from envcheck.matrix.facts.model import HostArch, Target
 
 
-@dataclass(frozen=True, kw_only=True)
-class BuildOptions:
+class BuildOptions(Options):
     selector: Annotated[str | None, Argument(metavar="[CELL]", shell_complete=complete_cells)] = None
     mirror: Annotated[
         str,
@@ -44,7 +43,6 @@ class BuildOptions:
         Option(
             "--target",
             "What the image holds besides torch: compilers, a training stack, or JupyterLab. Repeatable.",
-            type=click.Choice(["runtime", "devel", "train", "jupyter"]),
         ),
     ] = ("runtime",)
     engine: Annotated[
@@ -101,9 +99,7 @@ class BuildOptions:
         Option("Source of the base image. auto: bootstrap it if no registry has it."),
     ] = "auto"
     timeout: Annotated[float, Option("Seconds.", type=FiniteRange(min=1))] = 7200.0
-    images_dir: Annotated[
-        Path | None, Option("--images", "Where the locks are. [images/]", type=EXISTING_DIRECTORY)
-    ] = None
+    images_dir: ImagesDirectory = None
     prefetch: Annotated[bool, Option("Fetch all into the store first, then build without any network.")] = False
     store: Annotated[
         Path | None,
@@ -215,8 +211,7 @@ def _engine(options: BuildOptions, find_engine: Callable[[str], EngineName], *, 
     except UnavailableError as error:
         if not options.dry_run:
             raise
-        message = f"{error.message}; a plan needs the engine's list of images"
-        raise UnavailableError(message, fix=error.fix) from error
+        refuse(f"{error.message}; a plan needs the engine's list of images", error.fix, UnavailableError)
     needs = {
         f"--platform {options.platform}": foreign,
         "several --target": len(set(options.targets)) > 1,

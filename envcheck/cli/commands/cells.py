@@ -1,7 +1,6 @@
 """`envcheck lock` and `envcheck render`: what a cell's directory below images/ holds."""
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,6 +15,7 @@ from envcheck.cli.options import (
     Argument,
     ImagesDirectory,
     Option,
+    Options,
     architecture,
     command_with,
     complete_cells,
@@ -33,7 +33,7 @@ from envcheck.images.lock_with_uv import companions
 from envcheck.images.lockfile import Lock, read_locks
 from envcheck.images.spec import ImageSpec, load_specs, make_spec, select
 from envcheck.images.targets import SHARED_GROUPS
-from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
 from envcheck.matrix.file.load import load
 from envcheck.mirrors.hub import format_lock, lock_revision, parse_reference, trusted_endpoint
 from envcheck.mirrors.net.client import hub_client
@@ -41,18 +41,17 @@ from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.mirrors.profiles.model import Profile
 
 
-@dataclass(frozen=True, kw_only=True)
-class LockOptions:
+class LockOptions(Options):
     selectors: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=complete_cells)] = ()
     mirror: Annotated[str, Option("none, host, or a profile's YAML file.")] = "host"
     images_dir: Annotated[
         Path | None, Option("--images", "Where the cells are; created if it does not exist. [images/]", type=DIRECTORY)
     ] = None
     targets: Annotated[
-        tuple[Literal["runtime", "devel", "train", "jupyter"], ...],
+        tuple[Target, ...],
         Option("--target", "Lock only what this target adds to the locks that are there. Repeatable. [all]"),
     ] = ()
-    arch: Annotated[Literal["x86_64", "aarch64"], Option("The architecture that is locked.")] = "x86_64"
+    arch: Annotated[HostArch, Option("The architecture that is locked.")] = "x86_64"
     model: Annotated[str | None, Option("Lock a Hugging Face model instead.", metavar="REPO@REV")] = None
     dataset: Annotated[str | None, Option("Lock a Hugging Face dataset instead.", metavar="REPO@REV")] = None
     trust_mirror: Annotated[bool, Option("Trust the mirror for a model's hashes.")] = False
@@ -120,8 +119,7 @@ def _lock(
     return True
 
 
-@dataclass(frozen=True, kw_only=True)
-class RenderImagesOptions:
+class RenderImagesOptions(Options):
     selectors: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=complete_cells)] = ()
     check: Annotated[bool, Option("Change nothing; exit 1 naming every missing, stale and orphan file.")] = False
     mirror: Annotated[str | None, Option("none, host, or a profile's YAML file; with --output.")] = None

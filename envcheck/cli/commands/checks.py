@@ -38,7 +38,6 @@ _RUNS: Final = {
 _MISSED: Final = {"at least": "below", "at most": "above", "equal": "unless"}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ChecksOptions(JsonOption):
     check: Annotated[str | None, Argument(metavar="[ID]", shell_complete=complete_checks)] = None
     level: Annotated[str | None, Option("Only what a run at this level runs.", type=click.Choice(LEVELS))] = None

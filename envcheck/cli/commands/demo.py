@@ -1,7 +1,6 @@
 """`envcheck demo`: the main job for this machine, end to end."""
 
 import sys
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 import click
@@ -10,7 +9,7 @@ from envcheck.cli import Settings, report_output
 from envcheck.cli.building.cell_to_build import best_cell
 from envcheck.cli.commands import build, run
 from envcheck.cli.commands.resolve import active_python, fill, show
-from envcheck.cli.options import Option, command_with
+from envcheck.cli.options import Option, Options, command_with
 from envcheck.cli.report_output import Output, OutputType
 from envcheck.data import state_path
 from envcheck.images import engines
@@ -26,8 +25,7 @@ from envcheck.node import collect
 _REPORT: Final = Output(report_output.DEFAULT)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DemoOptions:
+class DemoOptions(Options):
     mirror: Annotated[str, Option("none, host, or a profile's YAML file.", metavar="PROFILE")] = "host"
     engine: Annotated[
         Literal["auto", "docker", "podman", "venv"], Option("auto: docker if one answers, else podman, else venv.")

@@ -3,7 +3,6 @@
 import re
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -55,7 +54,6 @@ _Fetch = Callable[[TransferOptions, Callable[[FetchedFile], None]], list[Fetched
 _GO_ON: Final = "run the same command to resume"
 
 
-@dataclass(frozen=True, kw_only=True)
 class FetchOptions(JsonOption):
     cell_or_url: Annotated[str | None, Argument(metavar="[CELL|URL]", shell_complete=complete_cells)] = None
     sha256: Annotated[str | None, Option("Expected hash of the file at URL.", metavar="HASH")] = None
@@ -223,7 +221,6 @@ def _result(fetched: FetchedFile) -> str:
 _NAME: Final = 22
 
 
-@dataclass(frozen=True, kw_only=True)
 class MirrorProbeOptions(JsonOption):
     cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]", shell_complete=complete_cells)] = ()
     mirrors: Annotated[tuple[str, ...], Option("--mirror", "Probe this mirror. Repeatable.", metavar="PROFILE")] = ()

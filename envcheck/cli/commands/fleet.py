@@ -5,7 +5,7 @@ import shlex
 import shutil
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,7 @@ from envcheck.cli.options import (
     EnvironmentOptions,
     JsonOption,
     Option,
+    Options,
     ReleaseOptions,
     command_with,
 )
@@ -54,7 +55,6 @@ from envcheck.runner.planning import plan
 from envcheck.runner.worker_session import RunPlan
 
 
-@dataclass(frozen=True, kw_only=True)
 class FleetReportOptions(JsonOption):
     places: Annotated[tuple[Path, ...], Argument(required=True, metavar="DIR|FILE...")] = ()
     expect: Annotated[str | None, Option("The nodes that must have a report: n[1-64].", metavar="NODELIST")] = None
@@ -90,7 +90,6 @@ def report(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG
     return code
 
 
-@dataclass(frozen=True, kw_only=True)
 class FleetPlanOptions(ReleaseOptions, JsonOption):
     places: Annotated[tuple[Path, ...], Argument(required=True, metavar="DIR|FILE|CSV...")] = ()
 
@@ -104,7 +103,6 @@ def plan_(options: FleetPlanOptions, settings: Settings) -> int:
     return 1 if planned.uncovered else 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class FleetGroupOptions(EnvironmentOptions):
     only: Annotated[tuple[str, ...], Option("Run this check alone. Repeatable.", metavar="ID")] = ()
     nproc: Annotated[int, Option("Ranks of a node without a GPU.", type=click.IntRange(1, 1024))] = 1
@@ -166,7 +164,6 @@ def _written(path: Path, content: RunReport) -> bool:
     return True
 
 
-@dataclass(frozen=True, kw_only=True)
 class FleetPairsOptions(EnvironmentOptions, JsonOption):
     nodes: Annotated[str, Option("The nodes as a Slurm host list: n[1-64].", metavar="LIST")]
     mode: Annotated[Literal["tournament", "diagnose"] | None, Option("Default: tournament up to 16 nodes.")] = None
@@ -229,8 +226,7 @@ def _progress(test: GroupTest, result: GroupResult) -> None:
         note(f"{test.step} {results.name_of(test.nodes)}: {result.status}{reason}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class FleetRenderOptions:
+class FleetRenderOptions(Options):
     system: Annotated[Literal["slurm", "kubernetes", "prometheus"], Argument()]
     image: Annotated[str | None, Option("The image to judge, by digest.", metavar="REF@DIGEST")] = None
     python: Annotated[str | None, Option("Slurm: an environment to judge, not an image.", metavar="PATH")] = None

@@ -5,7 +5,6 @@ import math
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Final, Literal
@@ -27,7 +26,6 @@ _ALL_CHECKS: Final = "all checks"
 _NO_NAME: Final = "this is no name of one node"
 
 
-@dataclass(frozen=True, kw_only=True)
 class GateOptions(EnvironmentOptions):
     level: Annotated[Literal["static", "quick", "standard", "full"], Option("How much to check.")] = "quick"
     max_age: Annotated[float, Option("Oldest verdict to accept.", type=Duration())] = 900.0

@@ -3,7 +3,6 @@
 import datetime as dt
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -17,6 +16,7 @@ from envcheck.cli.options import (
     ImagesDirectory,
     JsonOption,
     Option,
+    Options,
     command_with,
     complete_cells,
     exclusive,
@@ -42,13 +42,12 @@ from envcheck.matrix.resolver.resolve import Query, resolve
 CellTargets = tuple[Cell, list[Target]]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImagesListOptions(JsonOption):
     selectors: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=complete_cells)] = ()
     format: Annotated[
         str | None, Option("Print the file that this program reads, not the list.", type=click.Choice(formats.FORMATS))
     ] = None
-    target: Annotated[str | None, Option("Only this target of each cell.", type=click.Choice(get_args(Target)))] = None
+    target: Annotated[Target | None, Option("Only this target of each cell.")] = None
     gpus: Annotated[tuple[str, ...], Option("--gpu", "Only what runs on this GPU. Repeatable.", metavar="NAME")] = ()
     driver: Annotated[str | None, Option("Only what this NVIDIA driver runs.", metavar="VERSION")] = None
     python: Annotated[str | None, Option("Only this Python version, e.g. 3.12.", metavar="X.Y")] = None
@@ -183,10 +182,9 @@ def _show_list(rows: list[dict[str, Any]], here: set[str], first: str) -> None:
     click.echo(rendered("printed/cells.txt.j2", told), nl=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImagesSbomOptions:
+class ImagesSbomOptions(Options):
     selector: Annotated[str, Argument(metavar="CELL", shell_complete=complete_cells)]
-    target: Annotated[Target, Option("List what this target holds.", type=click.Choice(get_args(Target)))] = "runtime"
+    target: Annotated[Target, Option("List what this target holds.")] = "runtime"
     metadata: Annotated[
         tuple[Path, ...],
         Option("Wheels, or an environment's site-packages: licences are read there.", type=EXISTING_DIRECTORY),
@@ -213,8 +211,7 @@ def sbom(options: ImagesSbomOptions, settings: Settings) -> None:
         note(f"{unknown} of {len(listed)} licences are not known: give --metadata DIR with the wheels")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImagesScanOptions:
+class ImagesScanOptions(Options):
     subject: Annotated[str, Argument(metavar="IMAGE|SBOM")]
     severity: Annotated[Literal["low", "medium", "high", "critical"], Option("The least that counts.")] = "high"
 
@@ -239,7 +236,6 @@ def _created() -> dt.datetime:
         refuse(f"SOURCE_DATE_EPOCH is {epoch!r}, not seconds since 1970", "set it to a whole number, or unset it")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImageSizeOptions(JsonOption):
     image: Annotated[str, Argument(metavar="IMAGE")]
     engine: Annotated[Literal["auto", "docker", "podman"], Option("Ask this engine for the image.")] = "auto"

@@ -2,7 +2,6 @@
 
 import datetime as dt
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,7 +23,6 @@ from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.query import Query, matching, normalized
 
 
-@dataclass(frozen=True, kw_only=True)
 class MatrixShowOptions(ReleaseOptions, JsonOption):
     arch: Annotated[Literal["x86_64", "amd64", "aarch64", "arm64"], Option("Host architecture.")] = "x86_64"
     only_gpus: Annotated[bool, Option("--list-gpus", "List the GPUs instead.")] = False
@@ -122,7 +120,6 @@ def check(options: JsonOption, settings: Settings) -> int:
     return 1 if findings else 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class MatrixWheelOptions(JsonOption):
     wheel: Annotated[str, Argument(metavar="FILE")]
     channel: Annotated[Literal["pypi", "pytorch", "project", "third-party"], Option("Who serves the wheel.")] = "pypi"

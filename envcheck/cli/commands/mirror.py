@@ -4,7 +4,6 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -13,7 +12,7 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.cli import Settings
-from envcheck.cli.options import EXISTING_FILE, Argument, JsonOption, Option, command_with
+from envcheck.cli.options import EXISTING_FILE, Argument, JsonOption, Option, Options, command_with
 from envcheck.cli.shared.process import print_answer, print_section, say, styled, wrapped
 from envcheck.counting import printable
 from envcheck.data import rendered, state_path
@@ -56,8 +55,7 @@ def _row(name: str, preset: Preset) -> tuple[str, str, str, str]:
     return name, seen, ", ".join(dict.fromkeys(entry.kind for entry in preset.entries)), preset.region
 
 
-@dataclass(frozen=True, kw_only=True)
-class MirrorUseOptions:
+class MirrorUseOptions(Options):
     profile: Annotated[str, Argument()]
 
 
@@ -76,8 +74,7 @@ def use_(options: MirrorUseOptions, _settings: Settings) -> None:
     click.echo("`envcheck mirror show user` shows what it lacks and what its settings cannot do")
 
 
-@dataclass(frozen=True, kw_only=True)
-class MirrorShowOptions:
+class MirrorShowOptions(Options):
     profile: Annotated[str, Argument()]
     format_name: Annotated[
         str | None, Option("--format", "Print this client's settings.", type=click.Choice([*FORMATS]))
@@ -157,7 +154,6 @@ def _rows(value: Any) -> list[str]:
     return [row for item in value for row in _rows(item)] if isinstance(value, list) else [str(value)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class MirrorDoctorOptions(JsonOption):
     files: Annotated[tuple[Path, ...], Argument(type=EXISTING_FILE)] = ()
 

@@ -1,7 +1,6 @@
 """`envcheck mirror site render`: write the configuration of your own mirror."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -9,7 +8,7 @@ import click
 import msgspec
 
 from envcheck.cli import Settings
-from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, Size, command_with
+from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, Options, Size, command_with
 from envcheck.cli.shared.process import note
 from envcheck.counting import counted
 from envcheck.data import data_path, rendered
@@ -41,8 +40,7 @@ _TLS: Final = (EXISTING_FILE, EXISTING_FILE)
 _PAIR: Final = "NAME=URL"
 
 
-@dataclass(frozen=True, kw_only=True)
-class MirrorSiteRenderOptions:
+class MirrorSiteRenderOptions(Options):
     directory: Annotated[Path, Argument(type=DIRECTORY)]
     mirror: Annotated[str, Option("Take the upstreams from none, host, or a profile's file.")] = "none"
     address: Annotated[tuple[str, ...], Option("Listen on this address. Repeatable.")] = ("127.0.0.1",)

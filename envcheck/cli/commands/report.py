@@ -1,7 +1,6 @@
 """`envcheck report`, and `envcheck schema`: the JSON Schema of what a file or a command's JSON holds."""
 
 import importlib
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -11,7 +10,7 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.cli import Settings, report_output
-from envcheck.cli.options import FILE, Argument, ChecksDirectory, FiniteRange, JsonOption, Option, command_with
+from envcheck.cli.options import FILE, Argument, ChecksDirectory, FiniteRange, JsonOption, Option, Options, command_with
 from envcheck.cli.shared.process import console, names, print_answer
 from envcheck.counting import printable
 from envcheck.errors import all_of
@@ -26,18 +25,15 @@ _Report = Annotated[Path, Argument(type=FILE)]
 _Output = Annotated[Path | None, Option("-o", "--output", "Write this file [default: print it].", type=FILE)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportShowOptions:
+class ReportShowOptions(Options):
     file: _Report
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReportConvertOptions(ReportShowOptions):
     format_name: Annotated[str, Option("--format", "Write this format.", type=click.Choice(formats.names()))]
     output: _Output = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReportCompareOptions(JsonOption):
     before: _Report
     after: _Report
@@ -46,13 +42,11 @@ class ReportCompareOptions(JsonOption):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReportRedactOptions(ReportShowOptions):
     output: _Output = None
     key: Annotated[str, Option("Same pseudonyms in every report of this key; keep it secret.", metavar="TEXT")] = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReportJudgeOptions(ReportShowOptions, JsonOption):
     checks: ChecksDirectory = None
     output: Annotated[Path | None, Option("-o", "--output", "Write the new report here.", type=FILE)] = None
@@ -128,8 +122,7 @@ _STRUCTS: Final = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class SchemaOptions:
+class SchemaOptions(Options):
     name: Annotated[Literal["matrix", "extensions", "report", "fleet", "fleet-plan"], Argument()]
 
 

@@ -5,7 +5,6 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple, get_args
 
@@ -57,7 +56,6 @@ _PLAIN: Final = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class ResolveOptions(ReleaseOptions, JsonOption):
     driver: Annotated[str | None, Option("NVIDIA driver, 570.124.06, or its branch, 570.", metavar="VERSION")] = None
     gpus: Annotated[tuple[str, ...], Option("--gpu", "GPU model. Repeatable, for several models.", metavar="NAME")] = ()

@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -47,7 +47,6 @@ _HIDING: Final[dict[str, Any]] = {"is_eager": True, "callback": process.hide_nam
 _CHECK: Final[dict[str, Any]] = {"metavar": "ID", "shell_complete": complete_checks}
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunOptions(EnvironmentOptions):
     level: Annotated[str, Option("How much to check.", type=click.Choice(LEVELS))] = "standard"
     only: Annotated[tuple[str, ...], Option("Run this check alone. Repeatable.", **_CHECK)] = ()

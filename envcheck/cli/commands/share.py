@@ -5,7 +5,6 @@ import platform
 import re
 import stat
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -14,15 +13,14 @@ import msgspec
 
 from envcheck import signing
 from envcheck.cli import Settings
-from envcheck.cli.options import Argument, Option, command_with
+from envcheck.cli.options import Argument, Option, Options, command_with
 from envcheck.cli.shared.process import beating, note, print_json
 from envcheck.counting import printable
 from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.images import engines
 from envcheck.matrix.facts.lookup import find_gpu, hint_of, is_cut
-from envcheck.matrix.facts.model import Matrix
+from envcheck.matrix.facts.model import Matrix, Target
 from envcheck.matrix.file.load import load as load_matrix
-from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.node.collect import collect
 from envcheck.registry import choosing, publishing
@@ -58,8 +56,7 @@ _Mirror = Annotated[str, Option("Mirror profile to reach the registry with.", me
 _PolicyFile = Annotated[Path | None, Option("The policy file; its keys are the ones that count.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishOptions:
+class PublishOptions(Options):
     reference: Annotated[str, Argument(metavar="REF")]
     report: Annotated[Path, Option("The report of `envcheck run --image`.")]
     key: Annotated[Path | None, Option("The private key that signs (`envcheck key new`).")] = None
@@ -141,8 +138,7 @@ def _show_published(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProofOptions:
+class ProofOptions(Options):
     reference: Annotated[str, Argument(metavar="REF")]
     policy: _PolicyFile = None
     gpu: _Gpu = None
@@ -188,12 +184,11 @@ def _row(proof: JudgedProof) -> dict[str, Any]:
     return {**shown, "statement": proof.statement, **_why(proof.refused)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class PullOptions:
+class PullOptions(Options):
     what: Annotated[str | None, Argument(metavar="[CELL|REF]")] = None
     source: Annotated[str | None, Option("--from", "Choose in this repository.", metavar="REPOSITORY")] = None
     target: Annotated[
-        Literal["runtime", "devel", "train", "jupyter"] | None,
+        Target | None,
         Option("Which target of a cell to choose with --from.  [default: runtime]"),
     ] = None
     policy: _PolicyFile = None
@@ -317,8 +312,7 @@ def _print_choice(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromoteOptions:
+class PromoteOptions(Options):
     reference: Annotated[str, Argument(metavar="REF@sha256:...")]
     tags: Annotated[tuple[str, ...], Option("--to", "The alias to move. Repeatable.", metavar="TAG")]
     policy: Annotated[Path, Option("The policy that the proofs must meet.")]
@@ -398,7 +392,7 @@ def _architecture() -> str:
 
 
 def _repository(reference: ImageReference, mirror: str) -> Repository:
-    return open_repository(reference, model.plain_profile(mirror) or load_profile(mirror))
+    return open_repository(reference, load_profile(mirror))
 
 
 def _policy(path: Path | None) -> Policy:

@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +17,7 @@ from envcheck.cli.options import (
     Argument,
     JsonOption,
     Option,
+    Options,
     Size,
     command_with,
     complete_cells,
@@ -79,8 +79,7 @@ def _this_store(*, existing: bool = False) -> Store:
     return store
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoreReleaseOptions:
+class StoreReleaseOptions(Options):
     cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=complete_cells)] = ()
     models: Annotated[tuple[Path, ...], Option("--model-lock", "Release this model, too.", type=EXISTING_FILE)] = ()
     mirror: Annotated[str, Option("Mirror profile for missing files.")] = "user"
@@ -166,8 +165,7 @@ def versions(options: JsonOption, _settings: Settings) -> int:
     return 1 if any(row.problem for row in rows) else 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoreGcOptions:
+class StoreGcOptions(Options):
     max_size: Annotated[int | None, Option("Limit for the store, not for its file system.", type=Size())] = None
     dry_run: Annotated[bool, Option("Only report the space in use, and what would be evicted.")] = False
 
@@ -182,8 +180,7 @@ def gc(options: StoreGcOptions, _settings: Settings) -> int:
     return 1 if done.left else 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoreExportOptions:
+class StoreExportOptions(Options):
     output: Annotated[Path, Option("-o", "--output", "Output directory.", type=DIRECTORY)]
     key: Annotated[Path | None, Option("ed25519 private key (PEM) to sign the bundle.")] = None
 
@@ -202,8 +199,7 @@ def export(options: StoreExportOptions, _settings: Settings) -> None:
     click.echo(f"digest {digest}{', signed' if options.key is not None else ''}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoreImportOptions:
+class StoreImportOptions(Options):
     source: Annotated[Path, Argument(type=EXISTING_DIRECTORY)]
     sha256: Annotated[str | None, Option("Digest that `store export` printed.", metavar="HASH")] = None
     key: Annotated[Path | None, Option("ed25519 public key (PEM) that must verify the bundle.")] = None
@@ -255,8 +251,7 @@ def _compare_with_locks(contents: Contents) -> None:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeyNewOptions:
+class KeyNewOptions(Options):
     file: Annotated[Path, Argument()]
     # Its variable would be taken for that of the password.
     password: Annotated[bool, Option("Ask for a password.", allow_from_autoenv=False)] = False

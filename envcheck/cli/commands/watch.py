@@ -1,6 +1,5 @@
 """`envcheck watch`: run a command and say what its GPUs and processes did."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -9,7 +8,7 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.cli import Settings
-from envcheck.cli.options import FILE, Argument, Duration, Option, command_with
+from envcheck.cli.options import FILE, Argument, Duration, Option, Options, command_with
 from envcheck.cli.report_output import apart
 from envcheck.cli.shared.process import say
 from envcheck.counting import printable
@@ -22,8 +21,7 @@ _SHORTEST: Final = 0.01
 _LONGEST: Final = 3600.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class WatchOptions:
+class WatchOptions(Options):
     interval: Annotated[float, Option("Time between two samples, 0.01s to 1h.", type=Duration())] = 1.0
     html: Annotated[Path | None, Option("Write a page with the series.", type=FILE)] = None
     output: Annotated[Path | None, Option("-o", "--output", "Write envcheck/watch/1.", type=FILE)] = None
