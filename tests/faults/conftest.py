@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import yaml
 
 from envcheck.cli import main
 from envcheck.node import kernel_log
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.model import RunReport, write
 from envcheck.runner.planning import discover, plan
-from envcheck.runner.schema import Attempt, OutcomeRow, TargetFacts
+from envcheck.runner.schema import Attempt, TargetFacts
 from tests import builders
+from tests.builders import signals
+from tests.tables import beside
 
-SNAPSHOTS = Path(__file__).parents[1] / "data" / "snapshots"
-RECORDINGS = SNAPSHOTS.with_name("recordings.yaml")
 CHECKS = {module.id: module for module in discover()}
 Row = Mapping[str, Any]
 
@@ -52,13 +51,13 @@ class RunResult(NamedTuple):
 
 @functools.cache
 def catalogue(name: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    rows: list[dict[str, Any]] = beside(__file__, name)
     return rows
 
 
 @functools.cache
 def recordings() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = yaml.safe_load(RECORDINGS.read_text(encoding="utf-8"))
+    rows: list[dict[str, Any]] = beside(str(builders.DATA / "recordings.yaml"))
     return rows
 
 
@@ -76,14 +75,14 @@ def recorded(row: Row) -> Snapshot:
             gpus.append(Gpu(f"lost-{index}", dict.fromkeys(base.gpus[0].signals, lost)))
             continue
         named = {"index": Signal(index), "uuid": Signal(uuid), "bus_id": Signal(f"0000{place}")}
-        shown = {**_signals(own["all"]), **lacking, **_signals(own.get(index, {}))}
+        shown = {**signals(own["all"]), **lacking, **signals(own.get(index, {}))}
         gpus.append(Gpu(uuid, {**base.gpus[0].signals, **shown, **named}))
     slots = [{"bus_id": place, "driver": "nvidia", "numa_node": 0, "aer": {}} for place in places]
     names = ("driver.version", "driver.kernel", "driver.library", "driver.libcuda")
     node = {**dict.fromkeys(names, row["driver"]), "driver.cuda": row["cuda"]} if "driver" in row else {}
     node |= {"gpu.count": row["count"], "pci.gpus": slots, **logged(row), **row.get("node", {})}
     origin = Signal("transcribed", source=f"{row['source']} {row.get('date', '')}".strip())
-    return dataclasses.replace(base, signals={**base.signals, **_signals(node), "origin": origin}, gpus=gpus)
+    return dataclasses.replace(base, signals={**base.signals, **signals(node), "origin": origin}, gpus=gpus)
 
 
 def logged(row: Row) -> dict[str, Any]:
@@ -104,7 +103,7 @@ def kind(row: Row) -> str:
 
 def sound() -> list[dict[str, Any]]:
     """Return the sound machines: those of machines.yaml, and the snapshots and recordings that are of one."""
-    names = sorted(path.stem for path in SNAPSHOTS.glob("*.json") if path.stem not in FAULTY)
+    names = sorted(path.stem for path in (builders.DATA / "snapshots").glob("*.json") if path.stem not in FAULTY)
     kept = [{"name": name, "machine": name, "environment": WHEELS.get(name, {})} for name in names]
     return [*kept, *catalogue("machines.yaml"), *(row for row in recordings() if "fault" not in row)]
 
@@ -124,25 +123,20 @@ def broken(row: Row) -> Snapshot:
     sound = builders.machine(row.get("machine", "h100x8"))
     changes, missing = row.get("gpus", {}), row.get("gone", [])
     gpus = [
-        Gpu(gpu.uuid, {**gpu.signals, **_signals(changes.get("all", {})), **_signals(changes.get(index, {}))})
+        Gpu(gpu.uuid, {**gpu.signals, **signals(changes.get("all", {})), **signals(changes.get(index, {}))})
         for index, gpu in enumerate(sound.gpus)
         if index not in missing
     ]
-    return dataclasses.replace(sound, signals={**sound.signals, **_signals(row.get("node", {}))}, gpus=gpus)
+    return dataclasses.replace(sound, signals={**sound.signals, **signals(row.get("node", {}))}, gpus=gpus)
 
 
-def _signals(edits: Mapping[str, Any]) -> dict[str, Signal]:
-    unread = {n: Signal(**v) for n, v in edits.items() if isinstance(v, dict) and [*v] == ["reason", "why"]}
-    return {**{name: Signal(value) for name, value in edits.items()}, **unread}
-
-
-def attempts(row: Row) -> list[Attempt]:
+def attempts(row: Row, kind: str) -> list[Attempt]:
     """Return the attempts of a row with earlier measurements: these, then the one whose measurements the row has."""
-    rounds = [earlier["round"] for earlier in row.get("earlier", [])]
+    rounds = [earlier["round"] for earlier in row.get("earlier", []) if kind == "env"]
     last = max(rounds) + (1 if row.get("repeated") else 0) if rounds else 1
     made = [
         Attempt(status="fail", value=None, seconds=1, body=1, round=number, ranks=earlier["ranks"], remeasure=False)
-        for number, earlier in zip(rounds, row.get("earlier", []), strict=True)
+        for number, earlier in zip(rounds, row.get("earlier", []), strict=False)
     ]
     return [*made, Attempt(status="pass", value=None, seconds=1, body=1, round=last, shown=True)] if made else []
 
@@ -154,14 +148,7 @@ def evidence(row: Row) -> RunReport:
     chosen = [module for module in CHECKS.values() if module.kind == "node"]
     chosen += [CHECKS[row["check"]]] if "measured" in row else []
     unjudged = [
-        OutcomeRow(
-            id=f.id,
-            kind=f.kind,
-            status="error",
-            summary="not judged",
-            ranks=row.get("measured", []),
-            attempts=attempts(row) if f.kind == "env" else [],
-        )
+        builders.row(f.id, "error", kind=f.kind, ranks=row.get("measured", []), attempts=attempts(row, f.kind))
         for f in chosen
     ]
     return builders.report(

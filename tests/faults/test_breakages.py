@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from msgspec import structs
 
 from envcheck.reports.model import RunReport, load, rejudge
 from envcheck.runner import judging
 from envcheck.runner.planning import discover
 from envcheck.runner.schema import OutcomeRow
+from tests.tables import beside
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 Row = dict[str, Any]
-ROWS: list[Row] = yaml.safe_load(Path(__file__).with_name("breakages.yaml").read_text(encoding="utf-8"))
+ROWS: list[Row] = beside(__file__, "breakages.yaml")
 FIELDS = {"name", "files", "make", "sound", "found", "unshare", "options", "missed"}
 CANNOT = 77
 SIMULATE = Path(__file__).parents[1] / "simulated/simulate.py"
@@ -103,21 +103,11 @@ def made(torch_python: Path, untouched: Path, tmp_path: Path) -> Iterator[Made]:
         command = [sys.executable, *program, "run", "--python", str(python), *words, *row.get("options", "").split()]
         script = [*row.get("unshare", "").split(), "bash", "-c", f'{SHELL}\n{lines}\ncd "$HERE"\nexec "$@"', "-"]
         report, log = tmp_path / "report.json", tmp_path / "log"
-        environment = {
-            **os.environ,
-            "SITE": str(site),
-            "HERE": str(tmp_path),
-            "PYTHON": str(python),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
+        environment = {**os.environ, "SITE": str(site), "HERE": str(tmp_path), "PYTHON": str(python)}
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
         with log.open("w") as out:
-            process = subprocess.Popen(
-                [*script, *command, "--output", str(report)],
-                env=environment,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+            argv = [*script, *command, "--output", str(report)]
+            process = subprocess.Popen(argv, env=environment, stdout=out, stderr=out, start_new_session=True)
             try:
                 process.wait(timeout=200)
             finally:

@@ -19,6 +19,7 @@ from envcheck.reports.model import RunReport, load, rejudge
 from envcheck.runner import outcomes
 from envcheck.runner.schema import OutcomeRow
 from tests.checks.sabotage.lies import LIES
+from tests.checks.test_codes import undocumented
 from tests.faults.conftest import CHECKS, blankless, catalogue, evidence, recordings, sound
 
 TESTS = Path(__file__).parents[1]
@@ -66,23 +67,10 @@ def test_nothing_else_is_blamed_for_a_fault(fault: Row, judged: Callable[..., An
     assert others - TIMELY == {*fault.get("also", [])} - TIMELY
 
 
-def documented(code: str) -> bool:
-    """Return whether docs/codes.md has a row for a code; `<what>` in a row stands for any word."""
-    rows = re.findall(r"(?m)^\| `(\S+)` \|", (TESTS.parent / "docs" / "codes.md").read_text(encoding="utf-8"))
-    return any(re.fullmatch(re.sub(r"<[a-z]+>", "[a-z0-9-]+", re.escape(row)), code) for row in rows)
-
-
 def test_every_outcome_of_a_faulty_machine_that_is_no_pass_has_a_documented_code(
     fault: Row, judged: Callable[..., Any]
 ) -> None:
-    outcomes = judged(fault).outcomes
-    bare = [
-        (identity, part["status"], part["code"], part["summary"])
-        for identity, actual in outcomes.items()
-        for part in (actual, *actual["findings"])
-        if part["status"] != "pass" and not documented(part["code"])
-    ]
-    assert bare == []
+    assert undocumented(msgspec.convert([*judged(fault).outcomes.values()], list[OutcomeRow])) == []
 
 
 def test_a_second_measurement_that_finds_the_same_loses_none_of_it(fault: Row, judged: Callable[..., Any]) -> None:

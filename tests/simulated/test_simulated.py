@@ -139,20 +139,16 @@ def _gemm(message: str, change: str = "pass", *, skips: bool = False, always: bo
     return Fault("gemm-throughput", patch, message)
 
 
+SECOND = "1 of 4 bfloat16 products have wrong elements, first product 2"
+TWO = "w = product.view(torch.int16); w[77, 99] += 1; w[78, 99] -= 1"
 FAULTS = {
-    "flips-a-bit": _gemm(
-        "1 of 4 bfloat16 products have wrong elements, first product 2", "product.view(torch.int16)[77, 99] ^= 1"
-    ),
-    "skips-a-product": _gemm("1 of 4 bfloat16 products have wrong elements, first product 2", skips=True),
-    "swaps-columns": _gemm(
-        "the bfloat16 product is off by", "product[:, [100, 101]] = product[:, [101, 100]]", always=True
-    ),
+    "flips-a-bit": _gemm(SECOND, "product.view(torch.int16)[77, 99] ^= 1"),
+    "skips-a-product": _gemm(SECOND, skips=True),
+    "swaps-columns": _gemm("the bfloat16 product is off by", "product[:, [3, 4]] = product[:, [4, 3]]", always=True),
     # Two flips that leave the sum of the bits as it was.
     "compensates": Fault(
         "sustained-gemm",
-        _PRODUCT.format(
-            counted="1", change="w = product.view(torch.int16); w[77, 99] += 1; w[78, 99] -= 1", skips=0, always=0
-        ),
+        _PRODUCT.format(counted="1", change=TWO, skips=0, always=0),
         "words of products had other bits",
     ),
 }

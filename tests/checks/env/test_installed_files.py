@@ -68,11 +68,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "a package in place of a module": (rewrite("torch/nn/__init__.py", ""), FAIL, "in place of a file of its package"),
     "a planted file": (rewrite("torch/_x.py", ""), WARN, "torch/_x.py was added"),
     "a sitecustomize": (rewrite("sitecustomize.py", ""), WARN, "sitecustomize.py runs whenever Python starts"),
-    "a sitecustomize that is a package": (
-        rewrite("sitecustomize/__init__.py", ""),
-        WARN,
-        "sitecustomize runs whenever Python starts",
-    ),
+    "a sitecustomize that is a package": (rewrite("sitecustomize/__init__.py", ""), WARN, "sitecustomize runs"),
     "a .pth of a known name that runs more": (
         rewrite("_virtualenv.pth", "import _virtualenv; import torch\n"),
         FAIL,
@@ -95,11 +91,8 @@ def test_each_damage_is_named(site: Path, damage: str) -> None:
 def test_only_cutlass_puts_the_files_of_two_packages_in_one_place(site: Path) -> None:
     """Whichever came last is right: NVIDIA/cutlass#3170, vllm-project/vllm#40082, sgl-project/sglang#25938."""
     both = ("nvidia_both/mma.py", "nvidia_both/_ir.so")
-    for first, held, status in (
-        ("cutlass_dsl_libs_base", "1", PASS),
-        ("cutlass_dsl_x", "3", FAIL),
-        ("nccl", "1", FAIL),
-    ):
+    cases = (("cutlass_dsl_libs_base", "1", PASS), ("cutlass_dsl_x", "3", FAIL), ("nccl", "1", FAIL))
+    for first, held, status in cases:
         for number, name in enumerate((f"nvidia_{first}", "nvidia_cutlass_dsl_libs_cu13"), 1):
             rewrite(f"{name}-4.5.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 4.5.0\n")(site)
             for file in both:

@@ -66,7 +66,6 @@ def rank(*readings: Any, **entry: Any) -> Entry:
         ([[1, 16], [3, 16]], FAIL),
         ([], ERROR),
         ([[5, 0]], ERROR),
-        ([["5", 16]], ERROR),
         ([[5]], ERROR),
     ],
 )

@@ -80,21 +80,9 @@ def test_a_torch_without_fsdp2_is_a_skip_and_too_few_steps_are_no_pass(h100: Vie
     assert fsdp.judge(h100, ranks).status == SKIP
 
 
-@each(
-    "ratio, on_gpus, on_a_cpu",
-    [
-        (1.1, PASS, PASS),
-        (1.11, WARN, PASS),
-        (1.25, WARN, PASS),
-        (1.251, FAIL, PASS),
-        (2.0, FAIL, PASS),
-        (2.01, FAIL, WARN),
-    ],
-)
-def test_a_slow_rank_is_named_on_each_side_of_the_limits(
-    h100: View, cpu: View, ratio: float, on_gpus: str, on_a_cpu: str
-) -> None:
-    for view, gpu, status in ((h100, True, on_gpus), (cpu, False, on_a_cpu)):
+@each("ratio, on_gpus", [(1.1, PASS), (1.11, WARN), (1.25, WARN), (1.251, FAIL), (2.0, FAIL), (2.01, FAIL)])
+def test_a_slow_rank_is_named_on_each_side_of_the_limits(h100: View, cpu: View, ratio: float, on_gpus: str) -> None:
+    for view, gpu, status in ((h100, True, on_gpus), (cpu, False, WARN if ratio > 2 else PASS)):
         ranks = entries(straggler, 8 if gpu else 2, gpu=gpu)
         ranks[1]["products"]["median"] = 0.001 * ratio
         outcome = straggler.judge(view, ranks)

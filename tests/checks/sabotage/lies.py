@@ -82,16 +82,6 @@ def prepare(check: Any) -> None:
         check.timed_collectives.SIZES["cpu"], check.timed_collectives.SMALL_ITERATIONS["cpu"] = [1 << 20], 2
 
 
-def swap(tensor: Any, size: int) -> None:
-    first = tensor[:size].clone()
-    tensor[:size] = tensor[size : 2 * size]
-    tensor[size : 2 * size] = first
-
-
-def hooks() -> Any:
-    return importlib.import_module("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
-
-
 def after(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
     """Change what a function gives; what the change returns, if anything, stands for it."""
     honest = getattr(owner, name)
@@ -409,7 +399,7 @@ def slow_rank(torch: Any, _check: Any) -> None:
 @lie("all_reduce", rank=1)
 def sum_swapped(torch: Any, _check: Any) -> None:
     # Two chunks arrive in each other's place, which a sum of ones would never show.
-    after_into(torch.distributed, "all_reduce", lambda tensor: swap(tensor, 1 << 18))
+    after_into(torch.distributed, "all_reduce", lambda tensor: tensor[: 1 << 19].copy_(tensor[: 1 << 19].roll(1 << 18)))
 
 
 @lie("all_reduce", rank=1)
@@ -422,16 +412,11 @@ def sum_wrong_after(torch: Any, _check: Any) -> None:
     after_into(torch.distributed, "all_reduce", spoil)
 
 
-def trainer_library(check: Any, change: Tell) -> None:
-    """Change transformers once the check has made ready for its import."""
-    after(check, "isolate", lambda _made: change(importlib.import_module("transformers"), check))
-
-
 @lie("trainer")
 def trainer_cannot_be_imported(_torch: Any, check: Any) -> None:
     # What an accelerate that is too old does: transformers is there, its Trainer is not.
     modules: dict[str, Any] = sys.modules
-    trainer_library(check, lambda _library, _check: modules.update({"transformers.trainer": None}))
+    after(check, "isolate", lambda _made: modules.update({"transformers.trainer": None}))
 
 
 @lie("trainer")

@@ -46,20 +46,14 @@ def _functions_of_autograd(torch: Any) -> None:
     forth = getattr(function.apply, "__func__", through)
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        where = next(
-            (
-                tensors.mark_of(t)
-                for t in speed.flat([args, kwargs])
-                if isinstance(t, torch.Tensor) and tensors.mark_of(t)
-            ),
-            None,
-        )
+        marks = [tensors.mark_of(t) for t in speed.flat([args, kwargs]) if isinstance(t, torch.Tensor)]
+        where = next(filter(None, marks), None)
         actual = forth(cls, *args, **kwargs)
         return actual if where is None else tensors.marked(torch, actual, where)
 
     def apply_back(self: Any, *args: Any) -> Any:
         saved = [t for t in self.saved_tensors if t is not None]
-        where = next((tensors.mark_of(t) for t in saved if tensors.mark_of(t)), None) or gpu.current_of(torch)
+        where = next(filter(None, map(tensors.mark_of, saved)), None) or gpu.current_of(torch)
         return back(self, *(tensors.marked(torch, one, where) for one in args))
 
     function.apply, backward.apply = classmethod(apply), apply_back

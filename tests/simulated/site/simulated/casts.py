@@ -4,7 +4,7 @@ The CPU's autocast is switched on in place of CUDA's. Its lists are alike but fo
 CPU leaves as it finds it: these kernels are replaced, at the dispatcher, as ATen/autocast_mode.h says for CUDA.
 """
 
-# ruff: noqa: EM101, SLF001, TRY003 (it stands in for torch: its names, signatures and words)
+# ruff: noqa: EM101, FBT002, SLF001, TRY003 (it stands in for torch: its names, signatures and words)
 
 from __future__ import annotations
 
@@ -49,13 +49,7 @@ def install(torch: Any) -> None:
     real = torch.amp.autocast_mode.autocast
     begin = real.__init__
 
-    def entered(
-        self: Any,
-        device_type: str,
-        dtype: Any = None,
-        enabled: bool = True,  # noqa: FBT001, FBT002 (torch's)
-        cache_enabled: Any = None,
-    ) -> None:
+    def entered(self: Any, device_type: str, dtype: Any = None, enabled: Any = True, cache_enabled: Any = None) -> None:
         if device_type == "cuda":
             gpu.Gpu.start()
             if enabled and dtype is torch.bfloat16 and gpu.CAPABILITY < (8, 0):

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import inspect
 import os
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -57,8 +56,7 @@ class Stream:
     def wait_event(self, event: Any) -> None:
         return
 
-    def wait_stream(self, stream: Any) -> None:
-        return
+    wait_stream = wait_event
 
     def record_event(self, event: Any = None) -> Any:
         event = event or Event()
@@ -92,7 +90,6 @@ class _Properties:
         self.pci_bus_id, self.pci_domain_id, self.pci_device_id = 16 + gpu.visible()[index], 0, 0
         self.is_integrated, self.is_multi_gpu_board = 0, 0
         self.warp_size, self.max_threads_per_multi_processor = 32, 2048
-        self.regs_per_multiprocessor, self.shared_memory_per_block_optin = 65536, 232448
 
 
 def _started(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,10 +139,8 @@ def _functions(torch: Any) -> dict[str, Callable[..., Any]]:
         "get_device_properties": lambda device=None: _Properties(gpu.index_of(device)),
         "synchronize": lambda device=None: gpu.index_of(device) and None,
         "mem_get_info": lambda device=None: (gpu.index_of(device) and None) or (gpu.MEMORY - (16 << 20), gpu.MEMORY),
-        "memory_allocated": lambda device=None: gpu.Gpu.allocated,
-        "max_memory_allocated": lambda device=None: gpu.Gpu.allocated,
-        "memory_reserved": lambda device=None: gpu.Gpu.allocated,
-        "max_memory_reserved": lambda device=None: gpu.Gpu.allocated,
+        **{f"{most}memory_allocated": lambda device=None: gpu.Gpu.allocated for most in ("", "max_")},
+        **{f"{most}memory_reserved": lambda device=None: gpu.Gpu.allocated for most in ("", "max_")},
         "reset_peak_memory_stats": lambda device=None: None,
         "memory_stats": lambda device=None: {},
         "empty_cache": lambda: None,
@@ -181,15 +176,9 @@ def install(torch: Any) -> None:
         if hasattr(torch.cuda, name):
             setattr(torch.cuda, name, _replaced(getattr(torch.cuda, name), function))
     torch.cuda.Event, torch.cuda.Stream = Event, Stream
-    # Until 2.5 torch.compile insists on what they are derived from.
-    bases = getattr(torch, "_streambase", None)
-    for mine, name in ((Event, "_EventBase"), (Stream, "_StreamBase")):
-        if hasattr(getattr(bases, name, None), "register"):
-            getattr(bases, name).register(mine)
     torch.version.cuda = gpu.CUDA
-    torch.__version__ = type(torch.__version__)(
-        str(torch.__version__).partition("+")[0] + "+cu" + gpu.CUDA.replace(".", "")
-    )
+    version = f"{str(torch.__version__).partition('+')[0]}+cu{gpu.CUDA.replace('.', '')}"
+    torch.__version__ = type(torch.__version__)(version)
     torch._C._cuda_getArchFlags = lambda: gpu.ARCHES
     torch.cuda.nccl.version = lambda: (2, 27, 5)
     _modules(torch)
@@ -203,14 +192,10 @@ def install(torch: Any) -> None:
 
 
 def _modules(torch: Any) -> None:
-    torch.cuda.random.get_rng_state, torch.cuda.random.set_rng_state = (
-        torch.cuda.get_rng_state,
-        torch.cuda.set_rng_state,
-    )
-    torch.cuda.random.manual_seed_all = torch.cuda.manual_seed_all
+    for name in ("get_rng_state", "set_rng_state", "manual_seed_all"):
+        setattr(torch.cuda.random, name, getattr(torch.cuda, name))
     torch.cuda.memory.mem_get_info = torch.cuda.mem_get_info
-    cudnn = types.SimpleNamespace(version=lambda: 91002, is_available=lambda: True)
-    torch.backends.cudnn.version, torch.backends.cudnn.is_available = cudnn.version, cudnn.is_available
+    torch.backends.cudnn.version, torch.backends.cudnn.is_available = lambda: 91002, lambda: True
     torch.backends.cuda.is_built = lambda: True
     # oneDNN is the CPU's: its 16-bit convolutions read what lies beyond their input on some CPUs (torch 2.13, AMX).
     torch.backends.mkldnn.set_flags(_enabled=False)

@@ -62,9 +62,8 @@ def _number(device: Any) -> int:
 
 
 def _put(place: Any, index: int) -> int:
-    ctypes.memmove(
-        ctypes.addressof(place._obj), ctypes.byref(ctypes.c_void_p(index + 1)), ctypes.sizeof(ctypes.c_void_p)
-    )
+    number = ctypes.c_void_p(index + 1)
+    ctypes.memmove(ctypes.addressof(place._obj), ctypes.byref(number), ctypes.sizeof(number))
     return 0
 
 
@@ -106,17 +105,12 @@ def _fine(*_: Any) -> int:
     return 0
 
 
-def _error(_code: Any) -> bytes:
-    return b"Simulated Error"
-
-
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "nvmlInit_v2": _fine,
     "nvmlInitWithFlags": _fine,
     "nvmlShutdown": _fine,
-    "nvmlErrorString": _error,
+    "nvmlErrorString": lambda _code: b"Simulated Error",
     "nvmlSystemGetDriverVersion": _gives(b"580.95.05"),
-    "nvmlSystemGetNVMLVersion": _gives(b"13.580.95.05"),
     "nvmlSystemGetCudaDriverVersion_v2": _gives(13000),
     "nvmlDeviceGetCount_v2": _gives(gpu.COUNT),
     "nvmlDeviceGetHandleByIndex_v2": _by_index,
@@ -126,41 +120,29 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetUUID": _gives(lambda index: gpu.uuid_of(index).encode()),
     "nvmlDeviceGetCudaComputeCapability": _gives(*gpu.CAPABILITY),
     "nvmlDeviceGetMemoryInfo": _gives({"total": 80 * GIB, "used": GIB // 2, "free": 79 * GIB}),
-    "nvmlDeviceGetBAR1MemoryInfo": _gives({"bar1Total": 128 * GIB, "bar1Free": 127 * GIB, "bar1Used": GIB}),
     "nvmlDeviceGetEnforcedPowerLimit": _gives(700000),
-    "nvmlDeviceGetPowerManagementDefaultLimit": _gives(700000),
     "nvmlDeviceGetPowerUsage": _gives(71500),
     "nvmlDeviceGetClockInfo": _gives(1980),
     "nvmlDeviceGetMaxClockInfo": _gives(1980),
-    "nvmlDeviceGetApplicationsClock": _gives(1980),
     "nvmlDeviceGetCurrentClocksEventReasons": _gives(1),
     "nvmlDeviceGetCurrPcieLinkGeneration": _gives(5),
     "nvmlDeviceGetMaxPcieLinkGeneration": _gives(5),
     "nvmlDeviceGetCurrPcieLinkWidth": _gives(16),
     "nvmlDeviceGetMaxPcieLinkWidth": _gives(16),
-    "nvmlDeviceGetPcieReplayCounter": _gives(0),
     "nvmlDeviceGetEccMode": _gives(1, 1),
     "nvmlDeviceGetTotalEccErrors": _gives(0),
     "nvmlDeviceGetSramEccErrorStatus": _gives({"aggregateUncParity": 0, "bThresholdExceeded": 0}),
-    "nvmlDeviceGetRetiredPages": _none,
-    "nvmlDeviceGetRetiredPagesPendingStatus": _gives(0),
     "nvmlDeviceGetRemappedRows": _gives(0, 0, 0, 0),
     "nvmlDeviceGetFieldValues": _fields,
     "nvmlDeviceGetMigMode": _gives(0, 0),
     "nvmlDeviceGetPersistenceMode": _gives(1),
-    "nvmlDeviceGetComputeMode": _gives(0),
     "nvmlDeviceGetComputeRunningProcesses_v3": _none,
     "nvmlDeviceGetTemperature": _gives(31),
-    "nvmlDeviceGetMarginTemperature": _gives({"marginTemperature": 56}),
-    "nvmlDeviceGetTemperatureThreshold": _gives(87),
     "nvmlDeviceGetPciInfo_v3": _gives(lambda index: {"busId": f"00000000:{16 + index:02X}:00.0".encode()}),
-    "nvmlDeviceGetBrand": _gives(2),
-    "nvmlDeviceGetVbiosVersion": _gives(b"96.00.89.00.01"),
     "nvmlDeviceGetVirtualizationMode": _gives(0),
     "nvmlDeviceGetNvLinkState": _link,
     "nvmlDeviceGetNvLinkErrorCounter": _gives(0),
     "nvmlDeviceGetNvLinkRemoteDeviceType": _gives(2),
-    "nvmlDeviceGetDefaultApplicationsClock": _gives(1980),
     "nvmlDeviceGetP2PStatus": _gives(0),
     "nvmlDeviceGetTopologyCommonAncestor": _gives(20),
     "nvmlDeviceGetGpuFabricInfoV": _gives({"state": 3, "status": 0, "healthSummary": 1}),

@@ -16,17 +16,13 @@ COLLECTIVES = (
     *("all_to_all_single", "broadcast", "send", "recv", "isend", "irecv", "reduce", "gather", "scatter"),
 )
 AVERAGING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+REPLACED = ("init_process_group", "new_group", "get_backend", "destroy_process_group")
 _groups: dict[Any, Any] = {}
 
 
 def install(torch: Any) -> None:
     dist, inner = torch.distributed, torch.distributed.distributed_c10d
-    begin, more, backend_of, leave = (
-        dist.init_process_group,
-        dist.new_group,
-        dist.get_backend,
-        dist.destroy_process_group,
-    )
+    begin, more, backend_of, leave = (getattr(dist, name) for name in REPLACED)
 
     def init(backend: Any = None, *args: Any, **kwargs: Any) -> None:
         gpu.Gpu.start()
@@ -48,27 +44,17 @@ def install(torch: Any) -> None:
         leave(group)
         _groups.pop(group, None)
 
-    data: dict[str, Any] = {
-        "init_process_group": init,
-        "new_group": group,
-        "get_backend": get_backend,
-        "destroy_process_group": destroy,
-    }
-    data["is_nccl_available"] = lambda: True
-    for name, function in data.items():
+    functions = (init, group, get_backend, destroy, lambda: True)
+    for name, function in zip((*REPLACED, "is_nccl_available"), functions, strict=True):
         setattr(dist, name, function)
         setattr(inner, name, function)
     _collectives(dist, inner)
-    _buckets(torch, dist)
-
-
-def _buckets(torch: Any, dist: Any) -> None:
-    """Mark what DDP hands to a hook as lying on the GPU."""
     for name in ("buffer", "gradients", "parameters"):
         _bucket(torch, dist.GradBucket, name)
 
 
 def _bucket(torch: Any, kind: Any, name: str) -> None:
+    """Mark what DDP hands to a hook as lying on the GPU."""
     plain = getattr(kind, name)
     setattr(kind, name, lambda self: tensors.marked(torch, plain(self), torch.device("cuda", gpu.Gpu.current)))
 
