@@ -58,6 +58,7 @@ _OVERRIDES: Final = re.compile(
     r"(?m)^(?:build-)?(?:override|constraint)-dependencies\s*=\s*\[(?:[^\]\"']|\"[^\"\n]*\"|'[^'\n]*'){0,4000}\]"
 )
 _UV_SOURCE: Final = re.compile(r"(?m)^(?P<name>[\w-]+)\s*=\s*(?P<value>\{[^}\n]*\}|\[\s*\{[^\]]*\])")
+_ELSEWHERE: Final = re.compile(r"(?m)^(?:\[tool\.uv\.workspace\]|dynamic\s*=)")
 _LOCKED: Final = re.compile(
     r"(?m)^name = \"(?P<name>[^\"]+)\"\nversion = \"(?P<version>[^\"]+)\"\n"
     r"source = \{ registry = \"(?P<url>[^\"]*)\" \}\n(?P<markers>resolution-markers = \[[^\]]*\])?"
@@ -235,7 +236,10 @@ def _toml(source: PreparedDocument, arch: str) -> PinnedFile:
             pins.append(_pin(at, f"{row['name']}=={row['version']}", indexes=(index,), sure=True))
     poetry = next((pin.specifier for pin in pins if pin and pin.name == "python"), "")
     python = _pin(1, f"python{_value(code, 'requires-python') or poetry}")
-    return PinnedFile(tuple(filter(None, pins)), (), python.specifier if python else "")
+    # A workspace's are for its members too (pollen-robotics/microduck_rl#2, rhel-lightspeed/docs2db#2).
+    given = [] if _ELSEWHERE.search(code) else [t for t in _UV_SOURCE.finditer(code) if _value(t["value"], "index")]
+    lines = {t["name"]: source.line(t.start()) for t in given if not re.search(rf"[\"']{t['name']}\b", source.code)}
+    return PinnedFile(tuple(filter(None, pins)), (), python.specifier if python else "", lines)
 
 
 def _of_machine(row: str, arch: str) -> bool:

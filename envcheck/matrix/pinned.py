@@ -36,6 +36,7 @@ _PYTHON_INDEX: Final = re.compile(r"https?://(?:pypi\.[^/]+|[^/]+/(?:repository/
 _OUTSIDE: Final = re.compile(r"rocm|xpu|nightly|/test/|dev\d")
 # It needs the package cuda-compat, which images of NVIDIA have.
 _COMPAT: Final = "forward-compat-required"
+_UNUSED: Final = "uv takes a source for what the file itself requires, and {0} is not: the Python index has it"
 _CUDA_BASE: Final = re.compile(r"(?:\S+/)?nvidia/cuda:(?P<cuda>\d+\.\d+)\S*")
 
 Level = Literal["unreal", "outdated"]
@@ -91,11 +92,12 @@ class Pin:
 
 
 class PinnedFile(NamedTuple):
-    """What a file asks for. `bases` are images with their lines, `python` is a specifier."""
+    """What a file asks for: `bases` are images, `python` is a specifier, `unused` are uv's sources of nothing."""
 
     pins: tuple[Pin, ...] = ()
     bases: tuple[tuple[int, str], ...] = ()
     python: str = ""
+    unused: dict[str, int] | None = None
 
 
 class PinFinding(NamedTuple):
@@ -117,6 +119,8 @@ def judge(matrix: Matrix, extensions: Extensions, file: PinnedFile, query: Query
     by_name["torch"] = rules.torch
     found = [finding for line, image in file.bases for finding in rules.base(line, image)]
     found += [finding for pin in file.pins for finding in by_name.get(pin.name, rules.extension)(pin)]
+    unused = (file.unused or {}).items()
+    found += [PinFinding(at, "P103", "outdated", _UNUSED.format(n), f'require "{n}"') for n, at in unused]
     unreal = {finding.line for finding in found if finding.id == "P101"}  # its fix names the index too
     return sorted({finding for finding in found if finding.id != "P102" or finding.line not in unreal})
 
@@ -300,20 +304,18 @@ class _Judge:
         beside, tag = self.answer(torch) if torch else None, re.search(r"-cp3(\d+)-cp", pin.text)
         variant, python = (beside.query.variant if beside else None) or "", self.query.python
         allowed = f"=={python.removesuffix('t')}.*" if python else self.file.python
+        said = ("", "")
         if torch and major and built and not {(major, minor), (major, minor + micro)} & {one[1:] for one in built}:
             what = f"this wheel is built for {built[0][0]}: the torch beside it lacks symbols that it needs"
-            yield PinFinding(pin.line, "P105", "unreal", what, f"take the project's wheel for {torch.text}")
-        elif (
-            torch
-            and variant
-            and "cxx11abiTRUE" in pin.text
-            and not has_new_strings(torch.exact or "", variant, self.arch)
-        ):
-            what = f"this wheel has the new C++ strings, torch {torch.exact}+{variant} has the old ones"
-            yield PinFinding(pin.line, "P105", "unreal", what, "take the project's wheel with cxx11abiFALSE")
+            said = (what, f"take the project's wheel for {torch.text}")
+        elif torch and torch.exact and built and self._other_strings(pin, torch, variant):
+            what = f"this wheel and this torch {torch.exact} have different C++ strings"
+            said = (what, "take the project's wheel with cxx11abiFALSE, beside conda-forge's torch its own package")
         elif tag and allowed and not meets(f"3.{tag[1]}.99", allowed):
             what = f"this wheel is for Python 3.{tag[1]}, and here it is {allowed.removeprefix('==')}"
-            yield PinFinding(pin.line, "P105", "unreal", what, "take the project's wheel for this Python")
+            said = (what, "take the project's wheel for this Python")
+        if said[0]:
+            yield PinFinding(pin.line, "P105", "unreal", *said)
         one = re.fullmatch(r"==[^,*]+", pin.specifier) and pin.channels is None
         plain = beside if extension and one else None
         if plain is None or extension is None or not plain.legal:
@@ -326,16 +328,26 @@ class _Judge:
                 fix = fits or f"take a torch that {pin.text} is for, or leave it out"
                 yield PinFinding(pin.line, "P105", "unreal", refused.reason, fix)
 
+    def _other_strings(self, pin: Pin, torch: Pin, variant: str) -> bool:
+        """Return whether a project's wheel has other C++ strings than torch: conda-forge's torch has the new ones."""
+        # For torch 2.5 and older they have the old ones, unless their name says TRUE; later FALSE may be wrong.
+        new, exact = "cxx11abiTRUE" in pin.text, torch.exact or ""
+        if torch.channels is None:
+            return bool(new and variant and not has_new_strings(exact, variant, self.arch))
+        return not new and key(exact) < key("2.6") and {"conda-forge"} == set(torch.channels) - {"nvidia", "defaults"}
+
     def _conda(self, pin: Pin) -> Iterator[PinFinding]:
         releases = [row for row in self.newest_first if meets(row.torch, pin.specifier)]
         held = [row.torch for row in releases if key(row.torch) <= key(_LAST_CONDA)]
-        ended = "pytorch" in (pin.channels or ()) and "conda-forge" not in (pin.channels or ())
+        names, channels = {other.name for other in self.file.pins}, pin.channels or ()
+        # Beside conda-forge's releases pytorch-cuda binds no build: that for the CPU is taken (esa/AnomalyMatch#11).
+        mixed = "conda-forge" in channels and (held or "pytorch-cuda" not in names)
+        ended = "pytorch" in channels and not mixed
         if releases and ended and not (held and pin.specifier):
             what = f"PyTorch's conda channel ends with {_LAST_CONDA}"
             fix = f"write torch=={releases[0].torch} below `- pip:`, or take it from the channel conda-forge alone"
             yield PinFinding(pin.line, "P106", "outdated" if held else "unreal", what, fix)
         # Its builds have the CUDA and the code of the wheels; only that channel has the package pytorch-cuda.
-        names = {other.name for other in self.file.pins}
         own = "cpuonly" not in names and "cpu" not in pin.text and (ended or "pytorch-cuda" in names)
         answer = self.resolved(pin.specifier, variant=None) if own and held and self.devices else None
         if answer is not None and answer.verdict == TOO_NEW:

@@ -50,7 +50,11 @@ _Packages = dict[str, importlib.metadata.Distribution]
 
 def measure(rank: Rank) -> Measured:
     """Return what is required and is not there, or is there in a version that is refused."""
-    reader = _reader()
+    reader: Any = None
+    for name in READERS:
+        with contextlib.suppress(Exception):  # absent, or damaged: the next one may do
+            reader = importlib.import_module(f"{name}.requirements")
+            break
     installed, hidden, shadowed = _installed()
     broken, behind = _broken(reader, installed, hidden) if reader else ([], set())
     return {
@@ -112,13 +116,6 @@ def _installed() -> tuple[_Packages, _Packages, list[str]]:
             if str(first.locate_file("")).startswith(site.getusersitepackages()):
                 hidden.setdefault(package_files.key(name), dist)
     return installed, hidden, sorted(shadowed)
-
-
-def _reader() -> Any:
-    for name in READERS:
-        with contextlib.suppress(Exception):  # absent, or damaged: the next one may do
-            return importlib.import_module(f"{name}.requirements")
-    return None
 
 
 def _problem(reader: Any, text: str, installed: _Packages) -> str | None:

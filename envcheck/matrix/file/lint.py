@@ -11,7 +11,6 @@ from envcheck.matrix.facts.lookup import Facts, find_gpu
 from envcheck.matrix.facts.model import (
     Cell,
     GpuModel,
-    HostArch,
     Matrix,
     TorchRelease,
     TorchVariant,
@@ -174,18 +173,15 @@ def _choices(facts: Facts) -> Iterator[Problem]:
                 yield Problem(where, f"{value} appears twice in `{name}`")
     for choice in facts.matrix.images:
         for cell, arch in itertools.product(choice.cells(), choice.more_archs):
-            if arch == "x86_64" or not _has_build(facts.matrix, cell, arch):
+            release = facts.matrix.release(cell.torch)
+            variant = release.variant(cell.variant) if release else None
+            builds = [build.python for build in variant.builds if build.arch == arch] if variant else []
+            if arch == "x86_64" or not any(cell.python in pythons for pythons in builds):
                 yield Problem(f"image {cell}", f"no wheel for {arch}: leave it out of `more_archs`")
     for cell, rows in Counter(cell for choice in facts.matrix.images for cell in set(choice.cells())).items():
         if rows > 1:
             yield Problem(f"image {cell}", "more than one row of `images` publishes it")
         yield from _cell(facts, cell)
-
-
-def _has_build(matrix: Matrix, cell: Cell, arch: HostArch) -> bool:
-    release = matrix.release(cell.torch)
-    variant = release.variant(cell.variant) if release else None
-    return variant is not None and any(b.arch == arch and cell.python in b.python for b in variant.builds)
 
 
 def _cell(facts: Facts, cell: Cell) -> Iterator[Problem]:

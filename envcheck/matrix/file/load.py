@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from _blake2 import blake2b  # hashlib loads OpenSSL first, which takes 3 ms of the start
 from collections.abc import Callable, Iterable
@@ -124,18 +123,21 @@ def refuse_duplicates(document: YamlDocument, path: str, names: Iterable[str]) -
 
 
 def _refuse_duplicates(matrix: Matrix, document: YamlDocument) -> None:
-    unique = functools.partial(refuse_duplicates, document)
-    unique("$.cuda.families", (row.major for row in matrix.cuda.families))
-    unique("$.cuda.minors", (row.cuda for row in matrix.cuda.minors))
-    unique("$.cuda.capabilities", (row.cc for row in matrix.cuda.capabilities))
-    unique("$.cuda.code", (row.sm for row in matrix.cuda.code))
-    unique("$.cuda.base_images", (row.image for row in matrix.cuda.base_images))
-    unique("$.drivers", (row.branch for row in matrix.drivers))
-    unique("$.gpus", (row.name for row in matrix.gpus))
-    unique("$.bases", (row.python for row in matrix.bases))
-    unique("$.images", (" ".join(map(str, row.cells())) for row in matrix.images))
-    unique("$.torch", (row.torch for row in matrix.torch))
+    names: dict[str, list[str]] = {
+        "$.cuda.families": [row.major for row in matrix.cuda.families],
+        "$.cuda.minors": [row.cuda for row in matrix.cuda.minors],
+        "$.cuda.capabilities": [row.cc for row in matrix.cuda.capabilities],
+        "$.cuda.code": [row.sm for row in matrix.cuda.code],
+        "$.cuda.base_images": [row.image for row in matrix.cuda.base_images],
+        "$.drivers": [row.branch for row in matrix.drivers],
+        "$.gpus": [row.name for row in matrix.gpus],
+        "$.bases": [row.python for row in matrix.bases],
+        "$.images": [" ".join(map(str, row.cells())) for row in matrix.images],
+        "$.torch": [row.torch for row in matrix.torch],
+    }
     for at, release in enumerate(matrix.torch):
-        unique(f"$.torch[{at}].variants", (row.variant for row in release.variants))
+        names[f"$.torch[{at}].variants"] = [row.variant for row in release.variants]
         for position, variant in enumerate(release.variants):
-            unique(f"$.torch[{at}].variants[{position}].builds", (row.arch for row in variant.builds))
+            names[f"$.torch[{at}].variants[{position}].builds"] = [row.arch for row in variant.builds]
+    for path, each in names.items():
+        refuse_duplicates(document, path, each)

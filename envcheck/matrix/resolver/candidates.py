@@ -20,7 +20,6 @@ from envcheck.matrix.resolver.verdict import (
     ORDER,
     TOO_OLD,
     Verdict,
-    Weak,
     judge_gpu,
     union,
     unless,
@@ -92,23 +91,16 @@ def _variants(release: TorchRelease, query: Query, *, gpu: bool) -> list[TorchVa
 
 def _no_variant(release: TorchRelease, name: str, facts: Facts) -> Verdict:
     variants = ", ".join(sorted(variant.variant for variant in release.variants))
-    others = [other.torch for other in facts.matrix.torch if other.variant(name) is not None]
+    others = sorted((other.torch for other in facts.matrix.torch if other.variant(name) is not None), key=key)
     shown = "if nvidia-smi shows it, give its Driver Version instead, with --driver"
     where = (
-        f"; torch {_span(others)} has {name}" if others else f"; no torch release of the matrix has {name} ({shown})"
+        f"; torch {' - '.join(dict.fromkeys([others[0], others[-1]]))} has {name}"
+        if others
+        else f"; no torch release of the matrix has {name} ({shown})"
     )
     doubt = "" if release.complete else " as far as is known"
     reason = f"torch {release.torch} has no {name} wheels{doubt}, but {variants}{where}"
-    return Verdict(NO_WHEEL, reason, _weak_list(release))
-
-
-def _weak_list(release: TorchRelease) -> Weak:
-    return unless(release.complete, f"the list of variants of torch {release.torch}")
-
-
-def _span(versions: list[str]) -> str:
-    low, high = min(versions, key=key), max(versions, key=key)
-    return low if low == high else f"{low} - {high}"
+    return Verdict(NO_WHEEL, reason, unless(release.complete, f"the list of variants of torch {release.torch}"))
 
 
 def _judged(
@@ -153,7 +145,8 @@ def _absent(release: TorchRelease, variant: TorchVariant, arch: HostArch) -> Ver
     name = f"{arch} wheels of torch {release.torch}+{variant.variant}"
     if arch in variant.unseen:
         return Verdict(NO_WHEEL, f"it is not known whether there are {name}, so they are not used", (f"the {name}",))
-    return Verdict(NO_WHEEL, f"there are no {name}", _weak_list(release))
+    weak = unless(release.complete, f"the list of variants of torch {release.torch}")
+    return Verdict(NO_WHEEL, f"there are no {name}", weak)
 
 
 def _node(facts: Facts, variant: TorchVariant, build: Build, driver: str | None, devices: list[Device]) -> Verdict:

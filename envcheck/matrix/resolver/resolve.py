@@ -114,6 +114,7 @@ def resolve(
     notes += [_nightly(nightly["version"], best)] if nightly else []
     offers = alternatives(facts, query, devices, arch, ranking)
     release = matrix.release(best.torch)
+    companions = [("torchvision", release.torchvision), ("torchaudio", release.torchaudio)] if release else []
     images = _images(facts, query, devices, arch, ranking, read_here or {})
     base = [what_base_refuses(facts, base_cuda, query.driver, devices)] if base_cuda is not None else []
     return Resolution(
@@ -127,7 +128,7 @@ def resolve(
         weak=list(best.verdict.weak),
         published=next((str(cell) for cell in images if arch in matrix.archs(cell)), None),
         buildable=next((str(cell) for cell in images), None),
-        install=_install(matrix, best) if best.legal else [],
+        install=[f"torch=={best.torch}", *(f"{name}=={its}" for name, its in companions if its)] if best.legal else [],
         index=f"whl/{best.variant}" if release and (not best.pypi or arch in release.pypi_unverified) else "",
         notes=[*notes, *several_gpus(facts, query), *sentences(facts, query, devices, arch, best, offers), *base],
         read_here=read_here or {},
@@ -198,12 +199,6 @@ def _reasons(ranking: list[Candidate]) -> list[str]:
         return best.verdict.reason.split("; ")
     same = [row for row in ranking if row.torch == best.torch]
     return [f"{row.variant}: {row.verdict.reason}" if len(same) > 1 else row.verdict.reason for row in same]
-
-
-def _install(matrix: Matrix, best: Candidate) -> list[str]:
-    release = matrix.release(best.torch)
-    companions = {"torchvision": release.torchvision, "torchaudio": release.torchaudio} if release else {}
-    return [f"torch=={best.torch}", *(f"{name}=={version}" for name, version in companions.items() if version)]
 
 
 def sentences(
