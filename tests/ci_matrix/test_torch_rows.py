@@ -6,12 +6,10 @@ from torch_rows import (
     RefreshSource,
     SeenIndexes,
     SeenWheel,
-    markdown,
     propose,
 )
 
 from envcheck.matrix.facts.model import Build, Matrix, TorchVariant
-from envcheck.matrix.file.lint import lint
 
 SOURCE = RefreshSource("refresh-2027-01-02", "the pages of a test", "2027-01-02")
 NEW = "9.9.0"
@@ -80,14 +78,3 @@ def test_what_cannot_be_placed_is_named_and_not_guessed(matrix: Matrix) -> None:
         "torch 9.9.0 for aarch64 on the Python index: its requirements do not say which CUDA it is built with"
     )
     assert "cu199 is of a CUDA that is not among cuda.minors" in strange
-
-
-def test_the_text_of_a_pull_request(matrix: Matrix) -> None:
-    proposal = proposed(matrix, seen(NEW, "cpu"), seen(NEW, None), x86_64=None)
-    text = markdown(proposal, SOURCE, lint(proposal.matrix))
-    assert text.startswith("1 row proposed from the pages of a test.")
-    assert "| torch 9.9.0+cpu x86_64 | 3.12 | 1 |" in text
-    assert f"{'a' * 64}  torch-9.9.0+cpu-cp312-x86_64.whl" in text
-    assert "## Seen, not proposed" in text
-    assert "## To do by hand" not in text
-    assert "<details>" not in markdown(Proposal(matrix, [], []), SOURCE, [])

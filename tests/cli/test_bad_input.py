@@ -32,6 +32,7 @@ RESOLVE = [
     ("--gpu H100 --gpu GB200", "are on different host architectures"),
     ("--extensions nosuch", "--extensions is for the extensions of --with, and there are none"),
     ("--third-party", "--third-party is for the extensions of --with, and there are none"),
+    ("--gpus A100", "--gpus"),
     ("--gpu", "'--gpu' requires an argument; see `envcheck resolve --help`"),
     ("--base-cuda 1.0", "what nvidia/cuda of CUDA 1.0 demands is not in the matrix; use one of 11.4"),
     *(
@@ -67,7 +68,7 @@ RUN = [
 UNREADY = [
     ("--baseline no.json", "cannot read no.json: No such file or directory"),
     ("--baseline ../bad", "bad is not a report"),
-    ("--requirements no.toml", "no requirements at no.toml"),
+    *(("--requirements no.toml", words) for words in ("no requirements at no.toml", "hgx-h100")),
     ("--requirements ../bad", "bad: Invalid statement"),
     ("--resume --output ../bad", "bad is not a report"),
     *(
@@ -92,6 +93,7 @@ BUILD = [
     ("torch2.99.0-cpu-py311", "no published cell is named 'torch2.99.0-cpu-py311'; did you mean"),
     ("torch2.13.0-cpu-py39", "did you mean torch2.13.0-cpu-py311"),
     ("torch2.14.1-cpu-py314", "no base image has Python 3.14"),
+    ("torch2.14.1-cpu-py312 --mirror auto", "has none yet; name the mirror"),
     ("torch2.8.0", "torch2.8.0 names 16 published cells; this machine runs torch2.8.0-cpu-py310, torch2.8.0-c"),
     ("torch2.8.0-cu128", "this machine runs none of them; name one; `envcheck images 'torch2.8.0-cu128-*'`"),
     ("torch2.13.0-cu130-*", "'torch2.13.0-cu130-*' names 4 cells; build one at a time, e.g. torch2.13.0"),
@@ -112,6 +114,8 @@ READ = ("versions", "gc", "release --rollback", "export -o /no/such")
 STORE = [
     *((f"--store none {words}", "none: there is no store; pass the right store") for words in READ),
     *((f"--store .. {words}", "not a store") for words in READ),
+    ("--store ../empty versions", "is a file"),
+    ("--store ../empty/below import .", "cannot read bundle.sha256"),
     ("--store ../store release", "nothing to release; name a CELL"),
     ("--store ../store release torch9*", "no published cell"),
     (f"--store ../store release {CELL} --mirror nosuch", "no mirror profile"),
@@ -194,6 +198,7 @@ def test_it_is_one_line_with_exit_2(
     (tmp_path / "bad").write_text("{,")
     (tmp_path / "empty").touch()
     monkeypatch.chdir(tmp_path / "cwd")
+    monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path / "home"))
     code, out, err = run(*shlex.split(typed))
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert err.startswith("envcheck: ")

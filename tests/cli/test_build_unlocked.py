@@ -124,14 +124,6 @@ def test_a_plan_asks_no_index_and_writes_nothing(
     assert (shown["cell"], shown["key"], shown["lock"]) == (CELL, None, "made first")
 
 
-@pytest.mark.usefixtures("home")
-def test_a_probe_needs_the_lock_first() -> None:
-    words = ["build", CELL, "--engine", "venv", "--mirror", "auto"]
-    result = CliRunner().invoke(cli, words, standalone_mode=False)
-    assert isinstance(result.exception, ConfigError)
-    assert "has none yet; name the mirror" in str(result.exception)
-
-
 def _takes(cell: str, arch: HostArch) -> bool:
     """Return whether `envcheck build --dry-run` gets a spec, published or to be locked first."""
     try:

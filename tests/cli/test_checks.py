@@ -56,11 +56,7 @@ def gemm(status: Any = "pass", kind: Any = "env", **more: Any) -> OutcomeRow:
         (gemm(), {"snapshot": Snapshot("", REAL.signals)}, False),
     ],
 )
-def test_what_counts_as_having_met_a_gpu(
-    outcome: OutcomeRow,
-    facts: dict[str, Any],
-    met: bool,  # noqa: FBT001 (a table's column)
-) -> None:
+def test_what_counts_as_having_met_a_gpu(outcome: OutcomeRow, facts: dict[str, Any], met: Any) -> None:
     made = report(outcome, **{"snapshot": REAL, **facts})
     expected = {"check": "gemm", "gpu": "NVIDIA H200", "date": "2026-01-02", "report": "a.json"}
     assert SCRIPT["met_in"]([("a.json", made), ("b.json", made)]) == ([expected] if met else [])

@@ -100,10 +100,3 @@ def test_a_model_is_released_from_its_lock(run: Run, store: Store, tmp_path: Pat
     store.evict(digest)
     message = failed(run("release", "--model-lock", str(tmp_path / "model.lock")), UnavailableError)
     assert "has no hf.endpoint" in message
-
-
-def test_a_store_that_cannot_be_written_is_one_line(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert "is a file" in failed(run("versions", root=tmp_path / "file"), ConfigError)
-    done = run("import", str(tmp_path), root=tmp_path / "file/below")
-    assert "cannot read bundle.sha256" in failed(done, ConfigError)

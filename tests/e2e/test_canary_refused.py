@@ -182,11 +182,3 @@ def test_a_netrc_that_is_none(canary_outputs: Said, tmp_path: Path, text: str) -
     (tmp_path / "netrc").chmod(0o600)
     (tmp_path / "site.yaml").write_text("netrc: netrc\npypi: [{url: 'https://127.0.0.1:9/simple'}]\n")
     assert refused(canary_outputs("fetch", "torch2.13.0-cpu-py311", "--mirror", "site.yaml"))
-
-
-def test_what_would_not_be_found_is_found(canary_outputs: Said, tmp_path: Path) -> None:
-    """The search sees what is printed and what lies below a directory, as it is and in base64."""
-    (tmp_path / "site.yaml").write_text(f"npm: 'https://mirror.example/{SECRET}'\n")
-    status, text = canary_outputs("mirror", "show", "site.yaml")
-    assert (status, CANARIES.within(text)) == (0, {"secret"})
-    assert CANARIES.below(tmp_path) == {str(tmp_path / "site.yaml"): {"secret"}}

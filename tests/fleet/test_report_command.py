@@ -171,11 +171,9 @@ def test_a_disturbed_node_on_which_nothing_was_measured_does_not_pass(tmp_path: 
         assert answer(tmp_path)[0]["nodes"]["pass"] == passed, (others, changes)
 
 
-FAILED_ALONE = {"outcomes": [{"id": "ecc", "kind": "node", "status": "fail"}]}
-
-
 def test_a_member_that_reported_elsewhere_is_not_lost(tmp_path: Path) -> None:
-    of_member(grouped(tmp_path), "n1", group={**GROUP, "node": "n3"}, host={"name": "n3"}, **FAILED_ALONE)
+    alone = {"outcomes": [{"id": "ecc", "kind": "node", "status": "fail"}]}
+    of_member(grouped(tmp_path), "n1", group={**GROUP, "node": "n3"}, host={"name": "n3"}, **alone)
     (tmp_path / "n3").mkdir()
     (tmp_path / "r/n1.json").rename(tmp_path / "n3/n3.json")
     result, code = answer(tmp_path)

@@ -202,6 +202,13 @@ MACHINES = [
 ]
 
 
+CASES = [
+    *(("setup.sh", line, codes) for line, codes in LINES),
+    *(("requirements.txt", f"torch==2.8.0\n{line}", codes) for line, codes in REQUIREMENTS),
+    *(("pyproject.toml", text, codes) for text, codes in PROJECTS),
+]
+
+
 def findings(document: Document, query: Query) -> list[PinFinding]:
     return judge(load(), extensions.load(), read(document, machine_arch(load(), query)), query)
 
@@ -224,20 +231,9 @@ def _answers(row: str, finding: PinFinding) -> bool:
     return (int(line), code) == (finding.line, finding.id) and text in finding.fix
 
 
-@each(("line", "expected"), LINES)
-def test_each_line_is_understood(line: str, expected: str) -> None:
-    assert [f.id for f in findings(Document("setup.sh", line, "settings"), Query())] == expected.split()
-
-
-@each(("line", "expected"), REQUIREMENTS)
-def test_each_requirement_is_understood(line: str, expected: str) -> None:
-    document = Document("requirements.txt", f"torch==2.8.0\n{line}", "requirements")
-    assert [f.id for f in findings(document, Query())] == expected.split()
-
-
-@each(("text", "expected"), PROJECTS)
-def test_each_project_is_understood(text: str, expected: str) -> None:
-    assert [f.id for f in findings(Document("pyproject.toml", text, "settings"), Query())] == expected.split()
+@each("name, text, expected", CASES)
+def test_each_line_requirement_and_project_is_understood(name: str, text: str, expected: str) -> None:
+    assert [f.id for f in findings(Document(name, text, kind_of(name)), Query())] == expected.split()
 
 
 @each(("text", "one", "two", "gpu", "expected"), MACHINES)

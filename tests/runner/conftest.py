@@ -36,11 +36,9 @@ class Silent(Watcher):
         self.known: list[int] = []
 
     def running(self, check: str) -> None:
-        """Remember it."""
         self.ran.append(check)
 
     def learned(self, run: Run) -> None:
-        """Remember how much was known."""
         self.known.append(len(run.outcomes))
 
 

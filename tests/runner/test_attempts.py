@@ -1,7 +1,7 @@
 """Only slowness is taken back by a better measurement; what was wrong once is the verdict."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from envcheck.runner import execute, judging, outcomes
 from envcheck.runner.execute import Run, Watcher, validate
 from envcheck.runner.outcomes import outcome_row
 from envcheck.runner.planning import plan
-from envcheck.runner.schema import OutcomeRow
+from envcheck.runner.schema import OutcomeRow, Spread
 from tests import builders
 from tests.builders import check_module
+from tests.runner.conftest import AddCheck, RunSite
 from tests.tables import each
 
 OUTCOMES = {
@@ -56,6 +57,11 @@ def run_of(rounds: list[list[str]]) -> OutcomeRow:
         whole = outcomes.fold(whole, now) if len(rounds) > 1 else now
     assert whole is not None
     return whole
+
+
+def spread(outcome: OutcomeRow) -> Spread:
+    assert outcome.spread is not None
+    return outcome.spread
 
 
 def measured(rounds: list[list[str]]) -> set[str]:
@@ -102,8 +108,7 @@ def test_a_report_of_a_long_repeated_run_keeps_the_wrong_round_and_not_every_goo
     combined = run_of([*[["good"]] * 150, ["wrong"], *[["good"]] * 150])
     assert len(combined.attempts) <= 100
     assert "wrong data" in [a.summary for a in combined.attempts]
-    assert combined.spread is not None
-    assert (combined.spread.rounds, combined.spread.told_in) == (301, 151)
+    assert (spread(combined).rounds, spread(combined).told_in) == (301, 151)
 
 
 def judged(outcome: Any) -> Outcome:
@@ -147,8 +152,8 @@ def folded(*rows: OutcomeRow) -> OutcomeRow:
 def test_one_round_that_is_no_pass_wins_over_all_that_are(worst: str) -> None:
     combined = folded(row("pass"), row("pass"), row(worst), row("pass"))
     assert combined.status == worst
-    assert combined.spread is not None
-    assert (combined.spread.rounds, combined.spread.told_in, combined.spread.statuses) == (4, 3, {"pass": 3, worst: 1})
+    told = spread(combined)
+    assert (told.rounds, told.told_in, told.statuses) == (4, 3, {"pass": 3, worst: 1})
 
 
 def repeated(*digests: str) -> OutcomeRow:
@@ -162,8 +167,7 @@ def test_bits_that_change_between_rounds_fail_naming_the_gpu() -> None:
     combined = folded(repeated("a", "a"), repeated("a", "a"), repeated("a", "b"), repeated("a", "a"))
     assert (combined.status, combined.summary) == ("fail", "rank 1 on GPU-1 gave other bits than in the rounds before")
     assert combined.remedy
-    assert combined.spread is not None
-    assert (combined.spread.told_in, combined.spread.statuses) == (3, {"pass": 3, "fail": 1})
+    assert (spread(combined).told_in, spread(combined).statuses) == (3, {"pass": 3, "fail": 1})
 
 
 def counted(file: Path) -> str:
@@ -176,16 +180,13 @@ VALUE = (
 VALUE += "passed('fine', value=x)\n"
 
 
-def test_rounds_are_really_run_and_the_bad_one_decides(
-    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_rounds_are_really_run_and_the_bad_one_decides(add: AddCheck, run_site: RunSite, tmp_path: Path) -> None:
     add("counts", counted(tmp_path / "seen"), "ranks=1", VALUE)
     add("sound", "return {}", "ranks=1")
     run = run_site(repeat=3)
     combined = run.outcomes["counts"]
     assert (combined.status, combined.value) == ("fail", 2)
-    assert combined.spread is not None
-    assert combined.spread.values == [1, 2, 3]
+    assert spread(combined).values == [1, 2, 3]
     assert [o.spread.rounds for o in run.outcomes.values() if o.spread] == [3, 3]
     assert run.verdict.sentence.endswith("; 3 rounds")
     assert run.verdict.exit_code == 1
@@ -215,7 +216,7 @@ def test_a_round_that_has_begun_is_finished_and_no_other_begins_when_it_is_over(
     assert [c.id for c in execute.to_do(made, known, elapsed)] == to_do
 
 
-def test_the_node_is_read_in_every_round(site: Path, run_site: Callable[..., Run]) -> None:
+def test_the_node_is_read_in_every_round(site: Path, run_site: RunSite) -> None:
     (site / "node" / "heat.py").write_text(
         '"""Doc."""\nfrom envcheck.checks import Check, passed\nCHECK = Check(promise="p", level="quick")\n'
         "def judge(view):\n    return passed('warm', value=view.snapshot.signal('heat').value)\n"
@@ -224,14 +225,10 @@ def test_the_node_is_read_in_every_round(site: Path, run_site: Callable[..., Run
     heats: Iterator[float] = iter((40.0, 90.0))
     run = Run(dataclasses.replace(made.asked, plan=plan([*made.asked.chosen], level="full", nproc=2, repeat=2)))
     validate(run, lambda: Snapshot("now", {"heat": Signal(next(heats))}), Watcher())
-    spread = run.outcomes["heat"].spread
-    assert spread is not None
-    assert spread.values == [40.0, 90.0]
+    assert spread(run.outcomes["heat"]).values == [40.0, 90.0]
 
 
-def test_a_driver_that_changes_between_rounds_is_a_failure_that_names_both(
-    add: Callable[..., Path], run_site: Callable[..., Run]
-) -> None:
+def test_a_driver_that_changes_between_rounds_is_a_failure_that_names_both(add: AddCheck, run_site: RunSite) -> None:
     add("one", "return {}", "ranks=1")
     made = run_site()
     drivers = iter(("570.26", "570.124.06", "570.124.06"))

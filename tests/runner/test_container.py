@@ -22,28 +22,24 @@ class FakeContainer(Container):
         self.code, self.oom, self.closed = code, oom, False
 
     def wait(self, timeout: float) -> int | None:
-        """Return the code."""
         assert timeout == 0
         return self.code
 
     def out_of_memory(self) -> bool:
-        """Say so."""
         return self.oom
 
     def logs(self) -> str:
-        """Return it."""
         return "last words"
 
     def close(self) -> None:
-        """Remember it."""
         self.closed = True
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return what the engine is asked to start, once it is; its images carry `labels`."""
-    data: dict[str, Any] = {"labels": {}, "history": [], "command": (), "user": "", "layers": [], "digests": Digests()}
-    data["env"] = {}
+    data: dict[str, Any] = {"labels": {}, "history": [], "command": (), "user": "", "layers": ["sha256:2"]}
+    data |= {"digests": Digests(), "env": {}}
 
     def run_container(_engine: Engine, image: str, **options: Any) -> FakeContainer:
         data.update(options, image=image)
@@ -112,7 +108,8 @@ def test_what_an_image_is_and_where_it_holds_a_credential_is_told_without_its_va
     assert (facts.runs_as, facts.program, facts.history) == ("1000", "tini", 3)
     assert facts.secrets == ["history, 1 from the last: API_KEY", "label build: HF_TOKEN", "what it starts: --token"]
     started.update(command=(), labels={}, history=[])
-    assert ContainerTarget("i").facts.image == ImageFacts(runs_as="1000", program="", history=0, secrets=[])
+    plain = ImageFacts(runs_as="1000", program="", history=0, secrets=[], diff_ids=["sha256:2"])
+    assert ContainerTarget("i").facts.image == plain
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.model import RunReport, report_of
 from envcheck.runner import worker_session
-from envcheck.runner.execute import Run
 from envcheck.runner.judging import lost_rank
 from envcheck.runner.local_python import PACKAGE, ChosenPython, LocalPython
 from envcheck.runner.outcomes import last_lines, plain
 from envcheck.runner.schema import TargetFacts
 from tests.builders import check_module
 from tests.interpreters import interpreters
+from tests.runner.conftest import AddCheck, RunSite
 from tests.tables import each
 
 SPEED = """
@@ -48,8 +48,8 @@ def speeds(file: Path, *values: float) -> str:
     [((100.0,), "pass", [100.0]), ((99.0, 100.0), "pass", [99.0, 100.0]), ((99.0, 98.0), "fail", [99.0, 98.0])],
 )
 def test_a_performance_that_falls_short_is_measured_again_before_it_fails(
-    add: Callable[..., Path],
-    run_site: Callable[..., Run],
+    add: AddCheck,
+    run_site: RunSite,
     tmp_path: Path,
     measured: tuple[float, ...],
     status: str,
@@ -61,9 +61,7 @@ def test_a_performance_that_falls_short_is_measured_again_before_it_fails(
     assert (actual.status, actual.value, [a.value for a in actual.attempts]) == (status, kept[-1], kept)
 
 
-def test_a_second_look_that_cannot_look_takes_nothing_away(
-    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_second_look_that_cannot_look_takes_nothing_away(add: AddCheck, run_site: RunSite, tmp_path: Path) -> None:
     (tmp_path / "seen").mkdir()
     add("speed", speeds(tmp_path / "seen", 99.0), "ranks=1, performance=True", SPEED)
     actual = run_site().outcomes["speed"]
@@ -75,7 +73,7 @@ def test_a_second_look_that_cannot_look_takes_nothing_away(
     assert not actual.remeasure
 
 
-def test_a_node_check_counts_the_gpus_nvml_shows_not_those_torch_sees(site: Path, run_site: Callable[..., Run]) -> None:
+def test_a_node_check_counts_the_gpus_nvml_shows_not_those_torch_sees(site: Path, run_site: RunSite) -> None:
     (site / "node" / "seen.py").write_text(
         '"""Doc."""\nfrom envcheck.checks import Check, passed\nCHECK = Check(promise="p", level="quick", gpus=1)\n'
         "def judge(view):\n    return passed('seen', value=len(view.snapshot.gpus))\n"
@@ -87,7 +85,7 @@ def test_a_node_check_counts_the_gpus_nvml_shows_not_those_torch_sees(site: Path
 
 
 def test_a_node_that_cannot_be_read_is_raised_and_one_that_hangs_holds_up_nobody_who_leaves(
-    add: Callable[..., Path], site: Path
+    add: AddCheck, site: Path
 ) -> None:
     add("one", "return {}", "timeout=5")
     code = HANGS.format(root=str(PACKAGE.parent), site=str(site))
@@ -149,26 +147,21 @@ class ScriptedTarget:
         self.events, self.code, self.ended = events, code, 0
 
     def start(self, directory: Path) -> ScriptedTarget:
-        """Write the events at once."""
         run = json.loads((directory / "plan.json").read_text())["run"]
         lines = [json.dumps({"run": run, **e} if isinstance(e, dict) else e) + "\n" for e in self.events]
         (directory / "events.jsonl").write_text("".join(lines) + '{"event": "don')
         return self
 
     def promises(self, environment: object) -> dict[str, str]:  # noqa: ARG002 (the contract's)
-        """Promise nothing."""
         return {}
 
     def poll(self) -> int | None:
-        """Return the code."""
         return self.code
 
     def log(self) -> str:
-        """Return the last words."""
         return "last words\n"
 
     def end(self, groups: list[int]) -> None:  # noqa: ARG002 (the contract's)
-        """Remember it."""
         self.ended += 1
 
 
@@ -196,8 +189,8 @@ DONE: dict[str, Any] = {
     ],
 )
 def test_however_a_worker_ends_every_check_has_its_outcome_and_it_is_ended(
-    add: Callable[..., Path],
-    run_site: Callable[..., Run],
+    add: AddCheck,
+    run_site: RunSite,
     monkeypatch: pytest.MonkeyPatch,
     events: list[dict[str, Any]],
     code: int | None,
@@ -225,8 +218,8 @@ def test_however_a_worker_ends_every_check_has_its_outcome_and_it_is_ended(
     ids=["pipe", "link", "endless line", "endless lines"],
 )
 def test_what_an_image_puts_in_the_place_of_its_results_holds_up_nobody(
-    add: Callable[..., Path],
-    run_site: Callable[..., Run],
+    add: AddCheck,
+    run_site: RunSite,
     monkeypatch: pytest.MonkeyPatch,
     plant: Callable[[Path], object],
     why: str,
@@ -260,7 +253,7 @@ ATTACKS: list[Any] = [
 ]
 
 
-def test_an_event_that_does_not_fit_is_skipped_and_told(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
+def test_an_event_that_does_not_fit_is_skipped_and_told(add: AddCheck, run_site: RunSite) -> None:
     add("one", "return {}")
     clean = run_site(target=ScriptedTarget([FACTS, {"event": "waiting"}, DONE, {"event": "end"}], None))
     assert clean.verdict.exit_code == 0
@@ -285,7 +278,7 @@ def test_data_that_another_seed_made_is_of_another_run(tmp_path: Path) -> None:
 
 
 def test_each_run_has_a_seed_of_its_own_or_the_one_that_was_asked_for(
-    add: Callable[..., Path], run_site: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+    add: AddCheck, run_site: RunSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add("one", "return {'asked': os.environ['ENVCHECK_SEED']}", "ranks=1")
     seeds = []
@@ -309,7 +302,7 @@ JSON = st.recursive(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sound=st.sampled_from([FACTS, DONE, {"event": "started", "id": "one", "group": 7}]), data=st.data())
 def test_whatever_an_image_says_ends_in_a_verdict(
-    add: Callable[..., Path], run_site: Callable[..., Run], sound: dict[str, Any], data: st.DataObject
+    add: AddCheck, run_site: RunSite, sound: dict[str, Any], data: st.DataObject
 ) -> None:
     add("one", "return {}")
     field = data.draw(st.sampled_from(sorted(sound)))
@@ -328,9 +321,7 @@ def test_what_an_image_leaves_in_the_directory_of_its_plan_ends_nothing(tmp_path
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_process_that_no_signal_ends_is_named_in_the_report(
-    add: Callable[..., Path], run_site: Callable[..., Run]
-) -> None:
+def test_a_process_that_no_signal_ends_is_named_in_the_report(add: AddCheck, run_site: RunSite) -> None:
     add("one", "return {}")
     stuck = [{"pid": 4711, "state": "D"}]
     run = run_site(target=ScriptedTarget([FACTS, {**DONE, "survivors": stuck}, {"event": "end"}], None))
@@ -348,7 +339,7 @@ def test_measurements_that_json_cannot_hold_are_told_not_nulled() -> None:
 @pytest.mark.parametrize("spawn", [False, True], ids=["fork", "spawn"])
 @pytest.mark.parametrize("python", interpreters())
 def test_the_worker_runs_in_every_python_there_is(
-    add: Callable[..., Path], run_site: Callable[..., Run], python: str, *, spawn: bool
+    add: AddCheck, run_site: RunSite, python: str, *, spawn: bool
 ) -> None:
     add("version", "return {'python': list(sys.version_info[:2])}")
     add("raises", "raise ValueError('as planned')", "ranks=1")

@@ -42,21 +42,6 @@ def test_each_launcher_is_understood(environ: dict[str, str], expected: Place) -
 
 
 @each(
-    "environ",
-    [
-        TORCHRUN | {"RANK": "16"},
-        TORCHRUN | {"RANK": "-1"},
-        TORCHRUN | {"LOCAL_RANK": "8"},
-        TORCHRUN | {"LOCAL_WORLD_SIZE": "17"},
-        {"RANK": "0"},
-        LEFT_BEHIND,
-    ],
-)
-def test_what_no_launcher_would_say_is_a_group_of_one(environ: dict[str, str]) -> None:
-    assert place(environ) == Place()
-
-
-@each(
     ("environ", "words"),
     [
         (SLURM | {"SLURM_NTASKS": "abc"}, ["SLURM_NTASKS='abc' is not a number"]),
@@ -66,6 +51,9 @@ def test_what_no_launcher_would_say_is_a_group_of_one(environ: dict[str, str]) -
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x9999999999)"}, ["SLURM_STEP_TASKS_PER_NODE='4(x"]),
         (SLURM | {"SLURM_NNODES": "9" * 5000}, ["SLURM_NNODES='9999"]),
         (TORCHRUN | {"WORLD_SIZE": "-1"}, ["WORLD_SIZE='-1' is not a number"]),
+        (TORCHRUN | {"RANK": "-1"}, ["RANK='-1' is not a number"]),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "17"}, ["local rank 1 of 17"]),
+        ({"RANK": "0"}, []),
         (TORCHRUN | {"WORLD_SIZE": "0"}, ["torchrun contradict each other: rank 9 of 0"]),
         (TORCHRUN | {"RANK": "16"}, ["torchrun contradict each other: rank 16 of 16"]),
         (TORCHRUN | {"LOCAL_RANK": "8"}, ["local rank 8 of 8"]),
@@ -76,10 +64,11 @@ def test_what_no_launcher_would_say_is_a_group_of_one(environ: dict[str, str]) -
         ({"PET_NODE_RANK": "3", "PET_NNODES": "2"}, ["kubernetes contradict each other: rank 3 of 2"]),
     ],
 )
-def test_what_a_launcher_cannot_say_is_named(environ: dict[str, str], words: list[str]) -> None:
+def test_what_no_launcher_would_say_is_named_and_a_group_of_one(environ: dict[str, str], words: list[str]) -> None:
     texts = complaints(environ)
     assert len(texts) == len(words)
     assert all(word in complaint for word, complaint in zip(words, texts, strict=True)), texts
+    assert place(environ).launcher == "slurm" or place(environ).world == 1, "a group of one"
 
 
 @each("mark", ["CROSS_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"])

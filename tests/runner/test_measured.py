@@ -5,7 +5,6 @@ import json
 import math
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -192,13 +191,11 @@ def test_a_mount_is_written_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @each("number", ["nan", "inf", "-1", "0", "true", '"1"'])
 @each("field", ["gpu.pcie_gb_s", "host.ram_gib", "network.ports"])
-def test_a_demand_of_no_number_is_refused(field: str, number: str) -> None:
+def test_a_demand_of_no_number_is_refused(tmp_path: Path, field: str, number: str) -> None:
     table, _, key = field.partition(".")
-    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-        file.write(f"[{table}]\n{key} = {number}\n")
-        file.flush()
-        with pytest.raises(ConfigError, match=key):
-            requirements.read(file.name)
+    (tmp_path / "ours.toml").write_text(f"[{table}]\n{key} = {number}\n")
+    with pytest.raises(ConfigError, match=key):
+        requirements.read(str(tmp_path / "ours.toml"))
 
 
 def test_the_command_holds_a_run_against_what_was_measured_and_what_was_not(tmp_path: Path) -> None:

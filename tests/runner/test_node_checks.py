@@ -102,12 +102,6 @@ def test_a_file_that_is_no_text_is_told_as_that(tmp_path: Path) -> None:
         requirements.read(str(path))
 
 
-def test_a_file_that_is_not_there_names_the_profiles_that_are() -> None:
-    with pytest.raises(ConfigError) as error:
-        requirements.read("nowhere.toml")
-    assert "hgx-h100" in str(error.value.fix)
-
-
 SOUND = builders.machine("h100x8")
 SEEN = {
     "torch": "2.8.0+cu128",

@@ -1,7 +1,6 @@
 """Broken peer-to-peer: seen once, left out after, and never taken for the fault of whoever ran without it."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from envcheck.runner.execute import Run
 from envcheck.runner.worker import fork_server, group_ending
 from envcheck.runner.worker.fork_server import _Nursery
 from tests.builders import after_rules, check_module
+from tests.runner.conftest import AddCheck, RunSite
 from tests.tables import each
 
 PROBE = {"probe": True}
@@ -90,7 +90,7 @@ return {"rank": rank.rank, "device": rank.device}
 
 
 @pytest.fixture
-def nursery(add: Callable[..., Path], tmp_path: Path) -> _Nursery:
+def nursery(add: AddCheck, tmp_path: Path) -> _Nursery:
     """Return the worker's own runner of groups, on a machine of two GPUs, with a check that hangs over peer-to-peer."""
     add("hangs", BODY, options="ranks=0, timeout=1")
     (tmp_path / "worker").mkdir()
@@ -197,7 +197,7 @@ HANGS_AT_PEERS = "open('rank0.doing', 'w').write('GPU 0 -> GPU 1')\ntime.sleep(6
 
 
 def test_a_probe_that_hangs_fails_the_run_and_those_after_it_say_what_they_ran_with(
-    add: Callable[..., Path], run_site: Callable[..., Run]
+    add: AddCheck, run_site: RunSite
 ) -> None:
     add("z_probe", HANGS_AT_PEERS, options="timeout=1, probe=True")
     add("a_group", "return {'p2p': os.environ.get('NCCL_P2P_DISABLE')}")

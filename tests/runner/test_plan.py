@@ -1,6 +1,5 @@
 """Which checks a run does: by level, by name, and never silently none."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +13,12 @@ from envcheck.images.dockerfile import write_locks
 from envcheck.images.spec import load_spec
 from envcheck.matrix.facts.model import Cell
 from envcheck.matrix.file.load import load
-from envcheck.runner.execute import Run
 from envcheck.runner.local_python import with_packages
 from envcheck.runner.planning import STARTING, CheckModule, discover, expected_to_fit, most_telling_first, plan, select
 from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.worker_session import RunPlan, worker_plan
 from tests.builders import check_module
+from tests.runner.conftest import AddCheck, RunSite
 from tests.tables import each
 
 
@@ -30,35 +29,9 @@ def check(identity: str, level: str, **needs: Any) -> CheckModule:
 ALL = [check(f"a-{level}", level) for level in LEVELS]
 
 
-@each("level", LEVELS)
-def test_a_level_holds_the_ones_before_it(level: str) -> None:
-    assert [f.check.level for f in select(ALL, level)] == list(LEVELS[: LEVELS.index(level) + 1])
-
-
 def test_only_takes_a_check_of_any_level_and_skip_takes_one_out() -> None:
     assert [f.id for f in select(ALL, "static", only=["a_full"])] == ["a-full"]
     assert [f.id for f in select(ALL, "quick", skip=["a-static"])] == ["a-quick"]
-
-
-@each(
-    ("only", "skip", "message"),
-    [
-        (["a-ful"], [], r"no check is named a-ful; did you mean a-full"),
-        (["a"], [], r"no check is named a; did you mean a-\w+"),
-        ([], ["zzz"], r"no check is named zzz; see `envcheck checks`"),
-        (["aful"], ["zzz"], r"no check is named aful or zzz; aful: did you mean a-full\?; zzz: see `envcheck checks`"),
-        (["a-full"], ["a-full"], r"no check is left to run"),
-    ],
-)
-def test_a_name_that_is_none_is_refused_with_what_may_be_meant(only: list[str], skip: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        select(ALL, "full", only, skip)
-
-
-def test_the_name_of_a_library_finds_what_ranks_do_with_it_first() -> None:
-    for name in ("nccl", "NCCL"):
-        with pytest.raises(ConfigError, match="did you mean all-reduce or all-reduce-bandwidth or collectives or "):
-            select(discover(), "full", [name])
 
 
 def test_the_worker_is_told_of_env_checks_alone() -> None:
@@ -101,12 +74,6 @@ def test_a_file_that_is_no_check_is_a_loud_error_naming_it(site: Path, old: str,
         discover(site)
 
 
-def test_a_site_adds_a_check_by_dropping_a_file(site: Path) -> None:
-    (site / "env" / "_helper.py").write_text("")
-    (site / "env" / "my_check.py").write_text(SOUND)
-    assert [f.id for f in discover(site) if f.path.is_relative_to(site)] == ["my-check"]
-
-
 @pytest.mark.parametrize("name", ["ddp.py", None])
 def test_a_name_taken_twice_and_an_empty_site_are_refused(site: Path, name: str | None) -> None:
     if name:
@@ -115,14 +82,13 @@ def test_a_name_taken_twice_and_an_empty_site_are_refused(site: Path, name: str 
         discover(site)
 
 
-def test_a_check_of_a_site_is_measured_and_judged(
-    add: Callable[..., Path], run_site: Callable[..., Run], site: Path
-) -> None:
+def test_a_check_of_a_site_is_measured_and_judged(add: AddCheck, run_site: RunSite, site: Path) -> None:
     add("mine", "return {'rank': rank.rank, 'device': rank.device, 'backend': rank.backend, 'world': rank.world}")
     (site / "node" / "here.py").write_text(
         '"""Doc."""\nfrom envcheck.checks import Check, failed\nCHECK = Check(promise="p", level="quick")\n'
         "def judge(view):\n    return failed(view.mode, fix='get one')\n"
     )
+    (site / "env" / "_helper.py").write_text("")
     outcomes = run_site().outcomes
     assert outcomes["mine"].ranks == [{"rank": r, "device": "cpu", "backend": "gloo", "world": 2} for r in (0, 1)]
     assert (outcomes["here"].status, outcomes["here"].summary) == ("fail", "cpu")
@@ -173,9 +139,7 @@ def test_a_plan_says_beforehand_what_it_expects_to_fit(spare: float, fitting: li
     assert expected_to_fit(plan(chosen, level="full", nproc=2)) == ["node", "a", "b", "c"]
 
 
-def test_what_came_before_counts_and_a_check_that_has_begun_is_finished(
-    add: Callable[..., Path], run_site: Callable[..., Run]
-) -> None:
+def test_what_came_before_counts_and_a_check_that_has_begun_is_finished(add: AddCheck, run_site: RunSite) -> None:
     add("a_longer_than_planned", "time.sleep(3.0)\nreturn {}", "ranks=1, seconds=0.1")
     add("b_after_it", "return {}", "ranks=1, seconds=0.1")
     outcomes = run_site(budget=2.5).outcomes

@@ -1,24 +1,23 @@
 """A run that was killed is gone on with where it stopped, and only where it is the same run."""
 
 import dataclasses
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-import envcheck
 from envcheck.errors import ConfigError
 from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.reports.model import RunReport, load, report_of, run_of, write
 from envcheck.runner import outcomes
 from envcheck.runner.execute import Run, Watcher, validate
 from envcheck.runner.schema import TargetFacts
+from tests.processes import ran
+from tests.runner.conftest import AddCheck, RunSite
 from tests.waiting import eventually
 
 # The dearer check waits for a file; until then it can only be killed.
@@ -38,24 +37,21 @@ class Job:
         self.waiting, self.go = tmp_path / "waiting", tmp_path / "go"
         self.argv = [sys.executable, "-m", "envcheck", "run", "--python", sys.executable, "--checks", str(site)]
         self.argv += ["--only", "first", "--only", "waits", "--output", str(self.report)]
-        self.environ = {**os.environ, "PYTHONPATH": str(Path(envcheck.__file__).parents[1])}
 
     def knows_first(self) -> bool:
         """Tell whether its report has the first check."""
         return self.report.exists() and bool(load(self.report).outcomes)
 
     def start(self, *more: str) -> subprocess.Popen[str]:
-        """Start it."""
         pipe = subprocess.PIPE
-        return subprocess.Popen([*self.argv, *more], env=self.environ, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen([*self.argv, *more], stdout=pipe, stderr=pipe, text=True)
 
     def run(self, *more: str) -> subprocess.CompletedProcess[str]:
-        """Run it to its end."""
-        return subprocess.run([*self.argv, *more], env=self.environ, capture_output=True, text=True, check=False)
+        return ran([*self.argv, *more])
 
 
 @pytest.fixture
-def job(tmp_path: Path, site: Path, add: Callable[..., Path]) -> Job:
+def job(tmp_path: Path, site: Path, add: AddCheck) -> Job:
     made = Job(tmp_path, site)
     add("first", FIRST.format(seen=str(made.seen)), "ranks=1, timeout=60")
     add("waits", WAITS.format(waiting=str(made.waiting), go=str(made.go)), "ranks=1, timeout=60")
@@ -109,7 +105,7 @@ def test_another_torch_than_then_is_refused_in_one_line_and_the_report_stays_as_
 
 
 @pytest.fixture
-def earlier(add: Callable[..., Path], run_site: Callable[..., Run]) -> tuple[Run, RunReport]:
+def earlier(add: AddCheck, run_site: RunSite) -> tuple[Run, RunReport]:
     """Return a run of one check, and its report as if it had been cut short after it."""
     add("one", "return {}", "ranks=1")
     run = run_site(snapshot=NODE)
@@ -189,12 +185,11 @@ class CallCounter(Watcher):
     learnt = 0
 
     def learned(self, run: Run) -> None:  # noqa: ARG002 (the contract's)
-        """Count it."""
         self.learnt += 1
 
 
 def test_a_performance_that_fell_short_once_has_its_second_look_after_the_kill(
-    add: Callable[..., Path], run_site: Callable[..., Run]
+    add: AddCheck, run_site: RunSite
 ) -> None:
     judge = "def judge(view, ranks):\n    return too_slow('slow', fix='wait', value=1.0)\n"
     add("slow", "return {}", "ranks=1, performance=True", judge)
@@ -211,9 +206,7 @@ def test_a_performance_that_fell_short_once_has_its_second_look_after_the_kill(
     assert whole.outcomes["slow"] == row
 
 
-def test_a_repeated_run_goes_on_with_the_round_it_was_killed_in(
-    add: Callable[..., Path], run_site: Callable[..., Run]
-) -> None:
+def test_a_repeated_run_goes_on_with_the_round_it_was_killed_in(add: AddCheck, run_site: RunSite) -> None:
     add("one", "return {}", "ranks=1")
     add("two", "return {}", "ranks=1")
     run = run_site(repeat=2, snapshot=NODE)

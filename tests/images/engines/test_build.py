@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,6 +21,7 @@ from envcheck.images.plan import BuildPlan
 from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import Index, Profile
+from tests.tables import each
 from tests.waiting import eventually
 
 
@@ -205,23 +207,19 @@ def test_a_build_past_its_limit_is_a_failure(shelf: _Shelf, order: TargetRequest
     assert "timed out" in FailedError("x", "timed out after 60 s", Path("log")).message
 
 
-@pytest.mark.parametrize(
-    ("policy", "registry", "base"),
+@each(
+    "policy, registry, base",
     [
-        ("auto", True, "debian:bookworm-slim"),
-        ("auto", False, "localhost/envcheck/base"),
-        ("bootstrap", True, "localhost/envcheck/base"),
-        ("registry", True, "debian:bookworm-slim"),
+        ("auto", {"debian:bookworm-slim"}, "debian:bookworm-slim"),
+        ("auto", set(), "localhost/envcheck/base"),
+        ("bootstrap", {"debian:bookworm-slim"}, "localhost/envcheck/base"),
+        ("registry", {"debian:bookworm-slim"}, "debian:bookworm-slim"),
     ],
 )
 def test_where_the_base_comes_from(
-    shelf: _Shelf,
-    order: TargetRequest,
-    policy: building.BasePolicy,
-    registry: bool,  # noqa: FBT001 (a parameter of the test)
-    base: str,
+    shelf: _Shelf, order: TargetRequest, policy: Any, registry: set[str], base: str
 ) -> None:
-    shelf.registry |= {"debian:bookworm-slim"} if registry else set()
+    shelf.registry, shelf.images = registry, {}
     chosen = building.choose_base(shelf, order._replace(base=policy), lambda _: None)
     assert chosen.partition(":")[0] in base
     assert chosen in shelf.images

@@ -307,12 +307,5 @@ def test_what_an_nvidia_base_would_refuse(matrix: Matrix, base: str, driver: str
 
 
 @each(("sass", "ptx", "cc", "cuda", "runs"), CASES["devices"])
-def test_which_code_runs_on_which_device(
-    matrix: Matrix,
-    sass: list[str],
-    ptx: list[str],
-    cc: str,
-    cuda: str,
-    runs: bool,  # noqa: FBT001
-) -> None:
+def test_which_code_runs_on_which_device(matrix: Matrix, sass: Any, ptx: Any, cc: str, cuda: str, runs: Any) -> None:
     assert runs_on(matrix, sass, ptx, cc, cuda) is runs

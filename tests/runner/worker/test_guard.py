@@ -7,13 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import envcheck
-from envcheck.runner.execute import Run
+from tests.runner.conftest import AddCheck, RunSite
 from tests.waiting import eventually, runs
 
 # A rank deaf to SIGTERM, with one child in its group and one that fled into a session of its own.
@@ -31,6 +29,19 @@ os.rename({file!r} + str(rank.rank), {file!r} + str(rank.rank) + ".json")
 """
 
 
+def started(site: Path, check: str) -> subprocess.Popen[bytes]:
+    """Start a run of a check of the site, with report and scratch directory beside it; under nohup it has SIGINT."""
+    at = site.parent
+    (at / "scratch").mkdir(exist_ok=True)
+    argv = [sys.executable, "-m", "envcheck", "run", "--python", sys.executable, "--checks", str(site)]
+    return subprocess.Popen(
+        ["env", "--default-signal=INT", *argv, "--only", check, "--output", str(at / "report.json")],
+        env={**os.environ, "TMPDIR": str(at / "scratch")},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
 def ended(pids: list[int], seconds: float) -> list[int]:
     return eventually(lambda: [pid for pid in pids if runs(pid)], [], seconds)
 
@@ -44,22 +55,11 @@ def family(directory: Path, ranks: int) -> list[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_lives_on_when_envcheck_is_killed(
-    add: Callable[..., Path], site: Path, tmp_path: Path, number: signal.Signals
+    add: AddCheck, site: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     add("hangs", FAMILY + TELL.format(file=str(tmp_path / "pids")) + "time.sleep(600)", "ranks=2, timeout=600")
-    report = tmp_path / "report.json"
-    argv = [sys.executable, "-m", "envcheck", "run", "--python", sys.executable, "--checks", str(site)]
-    argv += ["--only", "hangs", "--output", str(report)]
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    with subprocess.Popen(
-        argv,
-        cwd=Path(envcheck.__file__).parents[1],
-        env={**os.environ, "TMPDIR": str(scratch)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 (one thread; nohup ignores it)
-    ) as process:
+    report, scratch = tmp_path / "report.json", tmp_path / "scratch"
+    with started(site, "hangs") as process:
         pids = family(tmp_path, 2)
         assert eventually(report.exists, expected=True)
         assert all(runs(pid) for pid in pids)
@@ -76,21 +76,12 @@ def test_nothing_lives_on_when_envcheck_is_killed(
 
 @pytest.mark.thorough
 def test_a_run_that_is_killed_at_any_moment_leaves_no_process_no_directory_and_no_pass(
-    add: Callable[..., Path], site: Path, tmp_path: Path
+    add: AddCheck, site: Path, tmp_path: Path
 ) -> None:
     add("lasts", "time.sleep(1)", "ranks=2, timeout=60")
     scratch, report = tmp_path / "scratch", tmp_path / "report.json"
-    scratch.mkdir()
-    argv = [sys.executable, "-m", "envcheck", "run", "--python", sys.executable, "--checks", str(site)]
-    argv += ["--only", "lasts", "--output", str(report)]
     for moment in range(20):
-        with subprocess.Popen(
-            argv,
-            cwd=Path(envcheck.__file__).parents[1],
-            env={**os.environ, "TMPDIR": str(scratch)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        ) as process:
+        with started(site, "lasts") as process:
             time.sleep(0.1 * moment)
             process.kill()
         assert not eventually(lambda: any(str(tmp_path).encode() in one for one in processes()), expected=False)
@@ -109,14 +100,10 @@ def processes() -> list[bytes]:
 
 
 def test_ranks_die_with_their_parents_even_when_nobody_is_left_to_end_them(
-    add: Callable[..., Path], site: Path, tmp_path: Path
+    add: AddCheck, site: Path, tmp_path: Path
 ) -> None:
     add("hangs", FAMILY + TELL.format(file=str(tmp_path / "pids")) + "time.sleep(600)", "ranks=1, timeout=600")
-    argv = [sys.executable, "-m", "envcheck", "run", "--python", sys.executable, "--checks", str(site)]
-    argv += ["--only", "hangs", "--output", str(tmp_path / "report.json")]
-    with subprocess.Popen(
-        argv, cwd=Path(envcheck.__file__).parents[1], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
+    with started(site, "hangs") as process:
         rank, near, far, nursery = family(tmp_path, 1)
         guard = int(Path(f"/proc/{nursery}/stat").read_text().rpartition(")")[2].split()[1])
         process.send_signal(signal.SIGSTOP)  # so that it cannot see the guard die
@@ -128,9 +115,7 @@ def test_ranks_die_with_their_parents_even_when_nobody_is_left_to_end_them(
     assert left == []
 
 
-def test_what_a_check_leaves_behind_is_ended_with_it(
-    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_what_a_check_leaves_behind_is_ended_with_it(add: AddCheck, run_site: RunSite, tmp_path: Path) -> None:
     add("leaves", FAMILY + TELL.format(file=str(tmp_path / "pids")) + "return {}", "ranks=2, timeout=60")
     # The next check finds the machine to itself.
     add(
@@ -145,7 +130,7 @@ def test_what_a_check_leaves_behind_is_ended_with_it(
 
 @pytest.mark.parametrize("who", ["nursery", "guard"])
 def test_a_killed_worker_is_an_error_of_every_unfinished_check(
-    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path, who: str
+    add: AddCheck, run_site: RunSite, tmp_path: Path, who: str
 ) -> None:
     add("a_good", "return {}")
     add(

@@ -1,16 +1,15 @@
 """A rank that is stopped, hangs, dies or never comes is named, and not one of those that waited for it."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envcheck.checks.support import progress_file
-from envcheck.runner.execute import Run
 from envcheck.runner.local_python import ChosenPython, LocalPython
 from envcheck.runner.worker import group_ending
 from envcheck.runner.worker.group_ending import ObservedRank
+from tests.runner.conftest import AddCheck, RunSite
 from tests.tables import each
 
 JOINED, LOADED, STARTED, LEFT = progress_file.JOINED, progress_file.LOADED, progress_file.STARTED, progress_file.LEFT
@@ -48,7 +47,7 @@ FAULTS = {
 @pytest.mark.torch
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_rank_that_the_others_waited_for_is_named(
-    add: Callable[..., Path], run_site: Callable[..., Run], torch_python: Path, fault: str
+    add: AddCheck, run_site: RunSite, torch_python: Path, fault: str
 ) -> None:
     before, after, limit, words = FAULTS[fault]
     add("group", GROUP.format(before=before, fault=after), options=f"ranks=3, timeout={limit}")
@@ -61,9 +60,7 @@ def test_the_rank_that_the_others_waited_for_is_named(
 
 
 @pytest.mark.torch
-def test_a_rank_that_hangs_in_an_import_is_named(
-    add: Callable[..., Path], run_site: Callable[..., Run], torch_python: Path
-) -> None:
+def test_a_rank_that_hangs_in_an_import_is_named(add: AddCheck, run_site: RunSite, torch_python: Path) -> None:
     path = add("group", GROUP.format(before="", fault="pass"), options="ranks=2, timeout=12")
     path.write_text(f"{path.read_text()}\nif os.environ.get('RANK') == '1': time.sleep(600)\n")
     outcome = run_site(target=LocalPython(ChosenPython(torch_python, "--python"))).outcomes["group"]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.runner.execute import Run
 from envcheck.runner.local_python import PACKAGE, ChosenPython, LocalPython
 from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.worker import rank_group
+from tests.runner.conftest import AddCheck, RunSite
 from tests.tables import beside, each
 
 Sabotage = Callable[..., OutcomeRow]
@@ -104,7 +104,7 @@ def test_a_users_own_choice_is_what_is_tested() -> None:
 
 @pytest.mark.parametrize("spawn", [False, True], ids=["fork", "spawn"])
 def test_ranks_meet_on_one_free_port_alone_in_an_empty_directory(
-    add: Callable[..., Path], run_site: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, *, spawn: bool
+    add: AddCheck, run_site: RunSite, monkeypatch: pytest.MonkeyPatch, *, spawn: bool
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")

@@ -20,6 +20,7 @@ from envcheck.runner.local_python import ChosenPython, LocalPython
 from envcheck.runner.planning import discover, plan
 from envcheck.runner.worker import fork_server, torch_facts
 from envcheck.runner.worker_session import RunPlan
+from tests.runner.conftest import AddCheck, RunSite
 
 Torch = Callable[..., None]
 
@@ -70,9 +71,7 @@ def torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Torch:
     return write
 
 
-def test_a_torch_that_sees_gpus_is_told_whole(
-    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run]
-) -> None:
+def test_a_torch_that_sees_gpus_is_told_whole(torch: Torch, add: AddCheck, run_site: RunSite) -> None:
     torch()
     add("where", "return {'device': rank.device, 'backend': rank.backend}", "gpus=1, ranks=0")
     run = run_site()
@@ -92,7 +91,7 @@ def test_a_torch_that_sees_gpus_is_told_whole(
 
 @pytest.mark.parametrize(("gpus", "status"), [(1, "skip"), (2, "pass")])
 def test_a_check_of_several_ranks_starts_nothing_where_there_is_one(
-    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run], gpus: int, status: str
+    torch: Torch, add: AddCheck, run_site: RunSite, gpus: int, status: str
 ) -> None:
     torch(gpus=gpus)
     add("together", "return {'device': rank.device}", "ranks=0, least_ranks=2")
@@ -103,7 +102,7 @@ def test_a_check_of_several_ranks_starts_nothing_where_there_is_one(
 
 
 def test_a_cuda_that_hangs_or_crashes_when_asked_costs_only_its_own_answer(
-    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run]
+    torch: Torch, add: AddCheck, run_site: RunSite
 ) -> None:
     torch(init="os.abort()")
     add("plain", "return {}")
@@ -113,9 +112,7 @@ def test_a_cuda_that_hangs_or_crashes_when_asked_costs_only_its_own_answer(
     assert (run.mode, run.outcomes["plain"].status) == ("cpu", "pass")
 
 
-def test_a_torch_that_cannot_be_imported_is_named(
-    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run]
-) -> None:
+def test_a_torch_that_cannot_be_imported_is_named(torch: Torch, add: AddCheck, run_site: RunSite) -> None:
     torch(more="raise OSError('libcudart.so.12: cannot open shared object file')")
     add("uses_torch", "import torch\nreturn {}", "ranks=1")
     add("plain", "return {}")
@@ -138,8 +135,8 @@ def test_a_torch_that_cannot_be_imported_is_named(
 )
 def test_an_import_that_kills_or_hangs_is_an_error_of_what_needs_torch_alone(
     torch: Torch,
-    add: Callable[..., Path],
-    run_site: Callable[..., Run],
+    add: AddCheck,
+    run_site: RunSite,
     monkeypatch: pytest.MonkeyPatch,
     more: str,
     message: str,
@@ -156,7 +153,7 @@ def test_an_import_that_kills_or_hangs_is_an_error_of_what_needs_torch_alone(
 
 
 def test_the_library_that_the_loader_was_in_when_a_signal_came_is_named(
-    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run], library: Callable[..., Path]
+    torch: Torch, add: AddCheck, run_site: RunSite, library: Callable[..., Path]
 ) -> None:
     bad = library("libbad.so", "#include <signal.h>\n__attribute__((constructor)) void in() { raise(SIGSEGV); }")
     torch(more=f"import ctypes; ctypes.CDLL({str(bad)!r})")
@@ -209,7 +206,7 @@ def test_a_blank_line_of_a_record_is_passed_over(tmp_path: Path, monkeypatch: py
 
 
 def test_a_torch_that_has_touched_cuda_when_imported_is_spawned_not_forked(
-    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run]
+    torch: Torch, add: AddCheck, run_site: RunSite
 ) -> None:
     torch(initialized=True)
     add("fresh", "return {'torch': 'torch' in sys.modules}")
@@ -221,8 +218,8 @@ def test_a_torch_that_has_touched_cuda_when_imported_is_spawned_not_forked(
 @pytest.mark.parametrize("ours", [False, True])
 def test_only_an_environment_of_ours_tells_all_its_packages(
     torch: Torch,
-    add: Callable[..., Path],
-    run_site: Callable[..., Run],
+    add: AddCheck,
+    run_site: RunSite,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     *,
@@ -257,7 +254,7 @@ def test_the_libcuda_that_was_loaded_is_told_with_what_it_said(
         assert torch_facts.driver_facts() == {"cuinit": code, "libcuda": str(library)}
 
 
-def test_no_gpu_is_touched_before_the_node_was_read(torch: Torch, add: Callable[..., Path], site: Path) -> None:
+def test_no_gpu_is_touched_before_the_node_was_read(torch: Torch, add: AddCheck, site: Path) -> None:
     touched = site / "touched"
     torch(init=f"open({str(touched)!r}, 'w').close()")
     add("one", "return {}", "ranks=1")
