@@ -30,7 +30,7 @@ from envcheck.images.lock_with_uv import (
 from envcheck.images.lockfile import Group, Lock, Pin, group_of, parse_lock
 from envcheck.images.spec import ARCH, ImageSpec, facts
 from envcheck.images.targets import RECIPES, requirements_of
-from envcheck.matrix.facts.lookup import glibc_of
+from envcheck.matrix.facts.lookup import GLIBC
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
 from envcheck.mirrors.profiles.model import Profile, without_logins
 
@@ -154,7 +154,7 @@ def _for_python(cell: Cell, platform: str) -> list[str]:
 
 def _for_base(spec: ImageSpec) -> list[str]:
     """Return uv's options for packages that run on this base only: what its C library allows, e.g. manylinux_2_31."""
-    return _for_python(spec.cell, platform_of(glibc_of(spec.base), spec.arch))
+    return _for_python(spec.cell, platform_of(GLIBC.get(spec.base.suite), spec.arch))
 
 
 def _on_top(

@@ -236,9 +236,11 @@ def _toml(source: PreparedDocument, arch: str) -> PinnedFile:
             pins.append(_pin(at, f"{row['name']}=={row['version']}", indexes=(index,), sure=True))
     poetry = next((pin.specifier for pin in pins if pin and pin.name == "python"), "")
     python = _pin(1, f"python{_value(code, 'requires-python') or poetry}")
-    # A workspace's are for its members too (pollen-robotics/microduck_rl#2, rhel-lightspeed/docs2db#2).
+    # A workspace's are for its members too (pollen-robotics/microduck_rl#2).
     given = [] if _ELSEWHERE.search(code) else [t for t in _UV_SOURCE.finditer(code) if _value(t["value"], "index")]
-    lines = {t["name"]: source.line(t.start()) for t in given if not re.search(rf"[\"']{t['name']}\b", source.code)}
+    # A name may be written with other signs than its requirement: flash_attn.
+    required = {canonicalize_name(name) for name in re.findall(r"[\"']([A-Za-z][\w.-]*)", source.code)}
+    lines = {t["name"]: source.line(t.start()) for t in given if canonicalize_name(t["name"]) not in required}
     return PinnedFile(tuple(filter(None, pins)), (), python.specifier if python else "", lines)
 
 

@@ -16,7 +16,7 @@ from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.facts.model import PYTORCH, Cell, HostArch, Matrix, TorchRelease, key
 from envcheck.matrix.resolver.query import Query, host_arch, requested_devices
 from envcheck.matrix.resolver.resolve import Resolution, resolve, what_base_refuses
-from envcheck.matrix.resolver.verdict import NO_WHEEL, TOO_NEW
+from envcheck.matrix.resolver.verdict import TOO_NEW
 
 # The last release on PyTorch's conda channel (pytorch/pytorch#138506).
 _LAST_CONDA: Final = "2.5.1"
@@ -160,7 +160,9 @@ class _Judge:
         if not _is_outside(pin):
             yield from self._index(pin)
         answer, bases = self.answer(pin), self.file.bases
-        if answer is not None and not answer.legal and (answer.verdict == NO_WHEEL or not self.runs - {pin.extra}):
+        variant = (answer.query.variant if answer else None) or ""
+        exists = any(row.variant(variant) for row in self.newest_first if meets(row.torch, pin.specifier))
+        if answer is not None and not answer.legal and not (exists and self.runs - {pin.extra}):
             took = "" if pin.exact else f"it is torch {answer.query.torch} today: ".replace("==", "")
             weak = "" if answer.verified else " (not confirmed by a second source)"
             fix = self._instead(pin, answer)
@@ -189,8 +191,9 @@ class _Judge:
         if variant is None and any(index.of_a_site for index in pin.indexes):
             return None
         facts = release.variant(variant := variant or release.pypi.get(self.arch) or "")
-        if self.devices and facts and any(build.arch == self.arch and build.sass is None for build in facts.builds):
-            return None  # nobody has read its code: aarch64's of cu129 runs on a GB10 (pollen-robotics/microduck_rl#2)
+        unread = facts and any(build.arch == self.arch and build.sass is None for build in facts.builds)
+        if facts and (self.arch in facts.unseen or (self.devices and unread)):
+            return None  # nobody has seen it: aarch64's of cu129 runs on a GB10 (pollen-robotics/microduck_rl#2)
         return self.resolved(f"=={release.torch}", variant=variant)
 
     def resolved(self, torch: str | None, **axes: str | None) -> Resolution:

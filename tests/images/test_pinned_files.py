@@ -168,6 +168,7 @@ PROJECTS = [
 ]
 UNUSED = '[project]\ndependencies = ["mjlab"]\n[tool.uv.sources]\ntorch = { index = "a" }\n'
 PROJECTS += [(UNUSED, "P103"), (f"{UNUSED}[tool.uv.workspace]\n", ""), (UNUSED.replace("mjlab", "torch>=2"), "")]
+PROJECTS += [(UNUSED.replace("mjlab", "flash-attn").replace("torch =", "flash_attn ="), "")]
 # A wheel for each kind of machine, by uv's extras (astral-sh/uv#11931, #11945) or by markers (opendatahub-io/
 # notebooks#2454, invoke-ai/InvokeAI#9095, pollen-robotics/microduck_rl#2): extras or markers, GPU, line and code.
 EXTRAS = """[project.optional-dependencies]
@@ -193,6 +194,8 @@ MACHINES = [
     (EXTRAS, "cu118", "cu124", "RTX 5090", "2 P101, 3 P101"),
     (EXTRAS.replace("2.6.0", "2.7.1"), "cu118", "cu128", "RTX 5090", ""),
     (EXTRAS.replace("2.6.0", "2.7.1"), "cpu", "cu118", "RTX 5090", "3 P101"),
+    (EXTRAS.replace("2.6.0", "2.7.1"), "cu118", "cu128", "GB10", ""),
+    (EXTRAS.replace("2.6.0", "2.11.0"), "cu128", "cu130", "GB10", ""),
     (EXTRAS.replace("[project.opt", "dependencies = ['torch>=2']\n[project.opt"), "cpu", "cu124", "A100", ""),
     (EXTRAS.replace('extra = "two"', "marker = \"extra == 'two'\""), "cpu", "cu128", "", "3 P101"),
     (ARM.replace("VERSION", "2.9.1"), "", "cu129", "GB10", ""),

@@ -10,7 +10,6 @@ import msgspec
 
 from envcheck.errors import refuse
 from envcheck.matrix.facts.model import (
-    Base,
     Capability,
     CodeTarget,
     CudaFamily,
@@ -168,21 +167,16 @@ def _dotted(name: re.Match[str]) -> str:
     return name["dotted"] or f"{name['digits'][:-1]}.{name['digits'][-1]}"
 
 
-# Their packages libc6: 2.35-0ubuntu3, 2.36-9, 2.39-0ubuntu8 and 2.41-12.
-_GLIBC: Final = {"jammy": "2.35", "bookworm": "2.36", "noble": "2.39", "trixie": "2.41"}
-
-
-def glibc_of(base: Base) -> str | None:
-    """Return the glibc of a base; None where it is not known."""
-    return _GLIBC.get(base.suite)
+# The glibc of each base by its suite. Their packages libc6: 2.35-0ubuntu3, 2.36-9, 2.39-0ubuntu8 and 2.41-12.
+GLIBC: Final = {"jammy": "2.35", "bookworm": "2.36", "noble": "2.39", "trixie": "2.41"}
 
 
 def glibc(matrix: Matrix, python: str) -> str | None:
     """Return the glibc of the base with this Python; without such a base that of the oldest one. None: not known."""
     base = matrix.base(python)
     if base is not None:
-        return glibc_of(base)
-    return min((_GLIBC[each.suite] for each in matrix.bases if each.suite in _GLIBC), key=key, default=None)
+        return GLIBC.get(base.suite)
+    return min((GLIBC[each.suite] for each in matrix.bases if each.suite in GLIBC), key=key, default=None)
 
 
 # NVML writes the maker and brand before a model's name, and memory, form factor, MIG slice or vGPU profile ("L40S-48Q")
