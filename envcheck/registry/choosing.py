@@ -175,7 +175,6 @@ def _chosen(one: _Screened, proofs: ImageProofs, query: ImageQuery | None) -> Ch
 
 
 def _refusals(one: _Screened, proofs: ImageProofs, query: ImageQuery | None) -> list[ImageRefusal]:
-    """Return what was refused, but for proofs of images that are not wanted."""
     if not proofs.judged and proofs.refused is not None:
         return [ImageRefusal(one.digest, one.tags, None, proofs.refused)]
     return [

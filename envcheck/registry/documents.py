@@ -95,7 +95,6 @@ class ImageReference(LightRecord, frozen=True):
         return structs.replace(self, tag=None, digest=digest)
 
     def __str__(self) -> str:
-        """Return the reference as other tools read it."""
         return f"{self.name}{f':{self.tag}' if self.tag else ''}{f'@{self.digest}' if self.digest else ''}"
 
 

@@ -136,7 +136,6 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     issuer: Annotated[str, msgspec.Meta(min_length=1)]
 
     def __str__(self) -> str:
-        """Return both, as messages show them."""
         return printable(f"{self.identity} ({self.issuer})")[:_MOST_SHOWN]
 
 
