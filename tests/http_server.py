@@ -35,16 +35,12 @@ class Request(NamedTuple):
         return self.headers.get("Authorization")
 
     @property
-    def range(self) -> str | None:
-        return self.headers.get("Range")
-
-    @property
     def route(self) -> str:
         return unquote(urlsplit(self.path).path)
 
     def span(self, size: int) -> tuple[int, int] | None:
         """Return which bytes of so many are asked for, as start and stop; None for all."""
-        requests = re.fullmatch(r"bytes=(\d+)-(\d*)", self.range or "")
+        requests = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         return (int(requests[1]), min(int(requests[2] or size) + 1, size)) if requests else None
 
 

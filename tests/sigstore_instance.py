@@ -5,7 +5,6 @@ ones of keys made here; the two services are answers on the loopback. sigstore-p
 """
 
 import base64
-import dataclasses
 import datetime as dt
 import hashlib
 import json
@@ -165,60 +164,39 @@ class SigstoreInstance:
         return _json({"1": self._answered(self.entry(payload, signature, certificate, now))}, 201)
 
     def _stated(self, entry: Entry) -> dict[str, Any]:
-        inside = self._inside(entry)
+        """Return an entry as bundles have it."""
+        answered = self._answered(entry)
+        proof = answered["verification"]["inclusionProof"]
+        root, sibling = (_text(bytes.fromhex(digest)) for digest in (proof["rootHash"], *proof["hashes"]))
+        stated = {"rootHash": root, "hashes": [sibling], "checkpoint": {"envelope": proof["checkpoint"]}}
         return {
             "logIndex": "1",
             "logId": {"keyId": _text(self._log_id)},
             "kindVersion": {"kind": "dsse", "version": "0.0.1"},
             "integratedTime": str(entry.time),
-            "inclusionPromise": {"signedEntryTimestamp": _text(self._promise(entry))},
-            "inclusionProof": {
-                "logIndex": "1",
-                "rootHash": _text(inside.root),
-                "treeSize": "2",
-                "hashes": [_text(inside.sibling)],
-                "checkpoint": {"envelope": inside.checkpoint},
-            },
-            "canonicalizedBody": _text(entry.body),
+            "inclusionPromise": {"signedEntryTimestamp": answered["verification"]["signedEntryTimestamp"]},
+            "inclusionProof": {"logIndex": "1", "treeSize": "2", **stated},
+            "canonicalizedBody": answered["body"],
         }
 
     def _answered(self, entry: Entry) -> dict[str, Any]:
-        inside = self._inside(entry)
-        proof = {
-            "logIndex": 1,
-            "rootHash": inside.root.hex(),
-            "treeSize": 2,
-            "hashes": [inside.sibling.hex()],
-            "checkpoint": inside.checkpoint,
-        }
-        return {
-            "body": _text(entry.body),
-            "integratedTime": entry.time,
-            "logID": self._log_id.hex(),
-            "logIndex": 1,
-            "verification": {"inclusionProof": proof, "signedEntryTimestamp": _text(self._promise(entry))},
-        }
+        """Return an entry as Rekor answers with it, with the proof that the log, whose other entry is empty, has it.
+
+        RFC 6962, section 2.1.
+        """
+        sibling, leaf = (hashlib.sha256(b"\0" + body).digest() for body in (b"", entry.body))
+        root = hashlib.sha256(b"\1" + sibling + leaf).digest()
+        note = f"{ORIGIN}\n2\n{_text(root)}\n"
+        by = _text(self._log_id[:4] + self._log.sign(note.encode(), ec.ECDSA(SHA256())))
+        proof = {"logIndex": 1, "rootHash": root.hex(), "treeSize": 2, "hashes": [sibling.hex()]}
+        proof["checkpoint"] = f"{note}\n\N{EM DASH} {HOST} {by}\n"
+        known = {"body": _text(entry.body), "integratedTime": entry.time, "logID": self._log_id.hex(), "logIndex": 1}
+        promise = self._log.sign(json.dumps(known, separators=(",", ":")).encode(), ec.ECDSA(SHA256()))
+        return {**known, "verification": {"inclusionProof": proof, "signedEntryTimestamp": _text(promise)}}
 
     @property
     def _log_id(self) -> bytes:
         return hashlib.sha256(_spki(self._log)).digest()
-
-    def _promise(self, entry: Entry) -> bytes:
-        promised = {
-            "body": _text(entry.body),
-            "integratedTime": entry.time,
-            "logID": self._log_id.hex(),
-            "logIndex": 1,
-        }
-        return self._log.sign(json.dumps(promised, separators=(",", ":")).encode(), ec.ECDSA(SHA256()))
-
-    def _inside(self, entry: Entry) -> "_Inside":
-        """Return the proof that the log, whose other entry is empty, has the entry (RFC 6962, section 2.1)."""
-        sibling, leaf = (hashlib.sha256(b"\0" + body).digest() for body in (b"", entry.body))
-        root = hashlib.sha256(b"\1" + sibling + leaf).digest()
-        note = f"{ORIGIN}\n2\n{_text(root)}\n"
-        signed = self._log_id[:4] + self._log.sign(note.encode(), ec.ECDSA(SHA256()))
-        return _Inside(sibling, root, f"{note}\n\N{EM DASH} {HOST} {_text(signed)}\n")
 
     def _leaf(self, key: ec.EllipticCurvePublicKey, at: dt.datetime) -> x509.CertificateBuilder:
         usage = x509.KeyUsage(digital_signature=True, key_cert_sign=False, **_USAGE)
@@ -254,13 +232,6 @@ class SigstoreInstance:
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
             .sign(self._ca, SHA256())
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Inside:
-    sibling: bytes
-    root: bytes
-    checkpoint: str
 
 
 def token(issuer: str) -> str:

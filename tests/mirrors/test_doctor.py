@@ -22,7 +22,7 @@ CASES = [
     (row["content"], row["kind"], row["expected"])
     for row in map(json.loads, DATA.with_name("doctor-cases.jsonl").read_text(encoding="utf-8").splitlines())
 ]
-CANARIES = ("hunter2-canary", "CANARYcanary")
+CANARIES = "hunter2-canary|CANARYcanary"
 EXPECTED = {
     "Dockerfile": """
         3 E105; 3 W009; 4 W002; 5 W001; 6 W011; 7 W016; 8 W005; 9 W010; 10 W010; 11 W005; 12 W004; 13 W013; 14 W012
@@ -120,7 +120,7 @@ def test_no_input_breaks_it_and_every_line_is_there(parts: list[str], joint: str
     assert len(PreparedDocument(text).code) == len(content)
     for finding in examine([text]):
         assert 1 <= finding.line <= content.count("\n") + 1
-        assert not re.search(r"hunter2-canary|CANARYcanary", finding.what + finding.fix)
+        assert not re.search(CANARIES, finding.what + finding.fix)
 
 
 def test_this_machine_is_read_and_a_root_of_ones_own(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_the_command_says_place_level_and_fix_and_ends_with_1(monkeypatch: pytes
         in result.output
     )
     assert result.output.endswith("1 examined: 7 danger, 6 unreal, 3 outdated\n")
-    assert not any(canary in result.output for canary in CANARIES)
+    assert not re.search(CANARIES, result.output)
     clean = CliRunner().invoke(cli, ["mirror", "doctor", str(DATA / "clean/bashrc")], standalone_mode=False)
     assert (clean.return_value or 0, clean.output) == (0, "1 examined: no findings\n")
 

@@ -73,17 +73,11 @@ def test_a_statement_of_an_allowed_key_does_not_steer_the_terminal_either(lied: 
 @pytest.mark.parametrize(
     ("place", "status", "ends"),
     [
-        ("/manifests/sha256:", 200, 1),
-        ("/manifests/sha256:", 400, 3),
-        ("/blobs/", 200, 1),
-        ("/blobs/", 400, 3),
-        ("/manifests/sha256-", 200, 1),
-        ("/manifests/sha256-", 400, 3),
-        ("/tags/list", 200, 3),
-        ("/tags/list", 400, 3),
+        *((place, 200, 1) for place in ("/manifests/sha256:", "/blobs/", "/manifests/sha256-")),
+        *((place, 400, 3) for place in ("/manifests/sha256:", "/blobs/", "/manifests/sha256-")),
+        *(("/tags/list", status, 3) for status in (200, 400)),
         # No API is as good as one that cannot be read: proofs have tags of their own.
-        ("/referrers/", 200, 0),
-        ("/referrers/", 400, 0),
+        *(("/referrers/", status, 0) for status in (200, 400)),
     ],
 )
 def test_an_answer_that_is_nested_thousands_deep_ends_nothing_badly(
@@ -116,10 +110,10 @@ def test_a_list_of_tags_without_an_end_is_refused(
 
 
 def test_a_pull_that_takes_long_says_what_it_does(
-    lied: Site, fake: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+    lied: Site, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "SILENT", 0.01)
-    fake.fault = lambda _request: (threading.Event().wait(0.1), None)[1]
+    registry.fault = lambda _request: (threading.Event().wait(0.1), None)[1]
     _, said = lied.run("pull", "--from", lied.name, "--policy", lied.policy, "--gpu", "H100", "--dry-run")
     assert f"  ... the images of {lied.name} are looked at; a CELL makes it fewer, 0 s\n" in said
 

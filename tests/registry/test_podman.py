@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ import pytest
 
 from envcheck.registry.documents import StoredManifest, digest_of
 from tests.e2e.private_engine import CannotStartError, private_engine
+from tests.processes import ran
 from tests.registries import program
 from tests.registry.oci.fakes import push_parts, push_rows
 from tests.registry.site import Site
@@ -43,7 +43,7 @@ def push(site: Site, tag: str, word: str = "") -> StoredManifest:
 
 def running(environment: Mapping[str, str]) -> Run:
     def run(*argv: str) -> str:
-        completed = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=120)
+        completed = ran(argv, env=environment, timeout=120)
         assert completed.returncode == 0, completed.stderr
         return completed.stdout
 

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import random
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 from envcheck.mirrors.hub import git_sha1
 from tests.http_server import Answer, Request, Server, Servers, ranged
+from tests.processes import ran
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "owner/tiny"
@@ -162,9 +162,7 @@ def run_hub(hub_python: Path, tmp_path: Path) -> Callable[..., str]:
     def run(script: str, cache: Path, *words: str, **environment: str) -> str:
         plain = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "HF_HUB_CACHE": str(cache), **environment}
         plain |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1", "no_proxy": "*"}
-        completed = subprocess.run(
-            [hub_python, "-c", script, *words], env=plain, capture_output=True, text=True, check=False
-        )
+        completed = ran([hub_python, "-c", script, *words], env=plain)
         assert completed.returncode == 0, completed.stderr[-2000:]
         return completed.stdout
 

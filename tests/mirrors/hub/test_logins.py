@@ -22,14 +22,14 @@ BASIC = "Basic " + base64.b64encode(b"me:canary").decode()
 
 
 @pytest.fixture
-def front(servers: Servers) -> Callable[[], tuple[Server, Server]]:
+def away(servers: Servers) -> Server:
+    return servers.start(Server(lambda request: ranged(request, CONTENT), "127.0.0.4"))
 
-    def start() -> tuple[Server, Server]:
-        away = servers.start(Server(lambda request: ranged(request, CONTENT), "127.0.0.4"))
-        location = {"Location": f"{away.url}/file.bin"}
-        return servers.start(Server(lambda _: Answer(302, headers=location), "127.0.0.2")), away
 
-    return start
+@pytest.fixture
+def mirror(servers: Servers, away: Server) -> Server:
+    location = {"Location": f"{away.url}/file.bin"}
+    return servers.start(Server(lambda _: Answer(302, headers=location), "127.0.0.2"))
 
 
 def fetch(front: Server, tmp_path: Path, text: str) -> Result:
@@ -50,23 +50,19 @@ def fetch(front: Server, tmp_path: Path, text: str) -> Result:
     ],
 )
 def test_a_secret_is_told_to_its_host_and_not_to_where_that_redirects(
-    front: Callable[[], tuple[Server, Server]], tmp_path: Path, text: str, login: str
+    mirror: Server, away: Server, tmp_path: Path, text: str, login: str
 ) -> None:
     (tmp_path / "secret").write_text("canary\n")
     (tmp_path / "netrc").write_text("machine 127.0.0.2 login me password canary\n")
     (tmp_path / "netrc").chmod(0o600)
-    mirror, away = front()
     done = fetch(mirror, tmp_path, text.replace("HOST", mirror.netloc))
     assert (done.exception, done.return_value) == (None, None), done.exception
     assert (mirror.logins, away.logins) == ({login}, {None})
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
 
 
-def test_a_secret_that_is_not_there_is_named_and_nobody_is_asked(
-    front: Callable[[], tuple[Server, Server]], tmp_path: Path
-) -> None:
+def test_a_secret_that_is_not_there_is_named_and_nobody_is_asked(mirror: Server, tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
-    mirror, _ = front()
     for where, result in (("password_env: NOT_SET", "$NOT_SET"), ("password_file: empty", str(tmp_path / "empty"))):
         done = fetch(mirror, tmp_path, f"credentials: {{'{mirror.netloc}': {{user: me, {where}}}}}\n")
         assert f"its credential is missing: {result} has no secret" in str(done.exception)

@@ -382,15 +382,8 @@ def server(hubs: Callable[[], Hub]) -> Hub:
 
 @pytest.mark.parametrize("revision", ["", f"@{COMMIT}"])
 def test_it_lies_where_huggingface_hub_looks_for_datasets(server: Hub, tmp_path: Path, revision: str) -> None:
-    words = (
-        "--dataset",
-        f"{REPO}{revision}",
-        "--mirror",
-        profile(tmp_path, server, server),
-        "--output",
-        str(tmp_path / "to"),
-    )
-    text = " ".join(run("fetch", *words).output.split())
+    by = ("--mirror", profile(tmp_path, server, server), "--output", str(tmp_path / "to"))
+    text = " ".join(run("fetch", "--dataset", f"{REPO}{revision}", *by).output.split())
     folder = tmp_path / "to/datasets--owner--tiny"
     snapshot = folder / "snapshots" / COMMIT
     assert {path: (snapshot / path).read_bytes() for path in CONTENT} == CONTENT

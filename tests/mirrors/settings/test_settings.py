@@ -77,22 +77,17 @@ def test_pips_own_parser_reads_pip_conf(tmp_path: Path) -> None:
 
 
 def with_wheels(directory: Path) -> Profile:
-    """Return the site with a find-links directory that is there, as uv wants it."""
     return msgspec.structs.replace(SITE, pypi=[*SITE.pypi[:2], Index(url=str(directory), kind="find-links")])
 
 
-def uv_says(toml: str, directory: Path, **more: str) -> str:
-    (directory / "uv.toml").write_text(toml)
-    command = [uv.find_uv_bin(), "pip", "compile", "--config-file", str(directory / "uv.toml")]
+def test_uv_reads_uv_toml(tmp_path: Path) -> None:
+    (tmp_path / "uv.toml").write_text(text("uv", with_wheels(tmp_path)))
+    command = [uv.find_uv_bin(), "pip", "compile", "--config-file", str(tmp_path / "uv.toml")]
     command += ["--emit-index-url", "--emit-find-links", "--no-header", "-q", "-"]
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(directory), "UV_NO_CACHE": "1", **more}
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "UV_NO_CACHE": "1"}
     completed = ran(command, input="", env=environment)
     assert completed.returncode == 0, completed.stderr
-    return completed.stdout
-
-
-def test_uv_reads_uv_toml(tmp_path: Path) -> None:
-    assert "--index-url https://pypi.example:8443/simple\n" in uv_says(text("uv", with_wheels(tmp_path)), tmp_path)
+    assert "--index-url https://pypi.example:8443/simple\n" in completed.stdout
 
 
 def test_uv_toml_marks_what_needs_a_login_and_what_is_asked_only_by_name() -> None:
@@ -197,14 +192,10 @@ def shell(script: str, program: str = "sh", **environment: str) -> dict[str, str
     if actual is None:
         pytest.skip(f"no {program} here (`make test` unpacks it where apt is)")
     plain = ["-f"] if program == "zsh" else []
-    completed = subprocess.run(
-        [actual, *plain, "-uec", 'eval "$1"; env -0', "sh", script],
-        env={"PATH": os.environ["PATH"], **environment},
-        capture_output=True,
-        check=True,
-    )
-    pairs = (entry.split(b"=", 1) for entry in completed.stdout.split(b"\0") if b"=" in entry)
-    return {name.decode(): value.decode("utf-8", "surrogateescape") for name, value in pairs}
+    argv, own = [actual, *plain, "-uec", 'eval "$1"; env -0', "sh", script], {"PATH": os.environ["PATH"]}
+    completed = ran(argv, env={**own, **environment}, errors="surrogateescape")
+    assert completed.returncode == 0, completed.stderr
+    return dict(entry.split("=", 1) for entry in completed.stdout.split("\0") if "=" in entry)
 
 
 def test_a_shell_takes_it_and_looks_secrets_up_itself(tmp_path: Path) -> None:
@@ -224,7 +215,6 @@ def test_a_shell_takes_it_and_looks_secrets_up_itself(tmp_path: Path) -> None:
 
 
 def after(data: dict[str, str]) -> tuple[str, ...]:
-    """Return what a call after this one is told of it."""
     return tuple(data["ENVCHECK_MIRROR_SET"].split())
 
 
@@ -285,7 +275,6 @@ ASK = "from huggingface_hub import HfApi\nHfApi().model_info('o/r')"
 
 @pytest.fixture
 def mirror(servers: Servers) -> Server:
-    """Return a mirror that has nothing."""
     return servers.start(Server(lambda _: Answer(404)))
 
 

@@ -23,6 +23,7 @@ from envcheck.cli import cli
 from envcheck.mirrors.site import Site, programs, read
 from tests.certificates import Certificate, signed
 from tests.http_server import Answer, Request, Server, Servers, directory
+from tests.processes import ran
 from tests.waiting import PATIENCE, eventually
 from tests.wheels import wheel
 
@@ -46,7 +47,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 def envcheck(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "envcheck", *arguments]
     env = {**os.environ, **environment}
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=120)
+    return ran(command, cwd=ROOT, env=env, timeout=120)
 
 
 def port_of(site: Site, part: str) -> int:

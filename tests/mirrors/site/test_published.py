@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import uv
 
-from envcheck.mirrors.hub import HubFile, Revision, git_sha1
+from envcheck.mirrors.hub import Revision
 from envcheck.mirrors.store import releases
 from envcheck.mirrors.store.objects import Store
 from envcheck.mirrors.store.tree import Contents
@@ -20,7 +20,9 @@ from tests.certificates import Certificate
 from tests.http_server import Servers
 from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, REPO, Hub, sha256
 from tests.mirrors.site.conftest import envcheck, free_ports, get, running
+from tests.mirrors.store.conftest import hub_file
 from tests.mirrors.store.conftest import wheel as stored
+from tests.processes import ran
 from tests.waiting import eventually
 from tests.wheels import wheel
 
@@ -46,15 +48,7 @@ def filled(store: Store, made: Path) -> Contents:
 
 
 def _model(store: Store, repo: str) -> Revision:
-    files = [
-        HubFile(
-            path=path,
-            size=len(content),
-            sha256=store.add(content, Path(path).name),
-            sha1=None if path == LARGE else git_sha1(content),
-        )
-        for path, content in FILES.items()
-    ]
+    files = [hub_file(store, path, content, lfs=path == LARGE) for path, content in FILES.items()]
     return Revision(repo=repo, revision=COMMIT, files=files)
 
 
@@ -87,7 +81,7 @@ class ServedSite:
     def run(self, home: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         plain = {"PATH": "/usr/bin:/bin", "HOME": str(home), "PIP_CONFIG_FILE": "/dev/null", "UV_NO_CONFIG": "1"}
         plain |= {"SSL_CERT_FILE": str(self.ca), "PIP_CERT": str(self.ca), "no_proxy": "*", **environment}
-        return subprocess.run(command, env=plain, capture_output=True, text=True, check=False, timeout=120)
+        return ran(command, env=plain, timeout=120)
 
 
 @pytest.fixture
@@ -174,9 +168,7 @@ def test_a_model_whose_headers_nginx_has_not_read_is_not_served_without_them(
     # Nor is a file of the same path, and of other content, served with what was said of the earlier one.
     path, other = f"{served.models}/{OWN}/resolve/main/config.json", b'{"model_type": "other"}'
     assert get(path, served.ca, **bearer)[0] == 200
-    digest = served.store.add(other, "config.json")
-    file = HubFile(path="config.json", size=len(other), sha256=digest, sha1=git_sha1(other))
-    changed = Revision(repo=OWN, revision="f" * 40, files=[file])
+    changed = Revision(repo=OWN, revision="f" * 40, files=[hub_file(served.store, "config.json", other)])
     releases.release(served.store, Contents(models=[changed], branches={f"{OWN}@main": "f" * 40}), keep=3)
     assert get(path, served.ca, **bearer)[0] == 404
     releases.rollback(served.store)

@@ -20,6 +20,7 @@ from envcheck.mirrors.site_sources import resolvers
 from tests.certificates import Certificate
 from tests.http_server import Servers
 from tests.mirrors.site.conftest import ROOT, World, envcheck, page
+from tests.processes import ran
 from tests.tables import each
 
 INDEXES = [
@@ -67,7 +68,7 @@ def test_nginx_takes_it_with_everything_on(tmp_path: Path, nginx: str, authority
         (tmp_path / name).mkdir()
     (tmp_path / "nginx/nginx.conf").write_text(render(whole)["nginx/nginx.conf"])
     command = [nginx, "-t", "-p", str(tmp_path), "-e", "stderr", "-c", str(tmp_path / "nginx/nginx.conf")]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    completed = ran(command)
     assert completed.returncode == 0, completed.stderr
     assert "warn" not in completed.stderr
 
@@ -158,7 +159,7 @@ def test_systemd_has_nothing_to_say_of_any_unit(tmp_path: Path) -> None:
     paths = [str(tmp_path), *map(str, beside), "/usr/lib/systemd/system", "/lib/systemd/system"]
     env = {**os.environ, "SYSTEMD_UNIT_PATH": ":".join(paths), "SYSTEMD_LOG_LEVEL": "info"}
     words = [judge, "verify", *(str(tmp_path / name) for name in units)]
-    completed = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    completed = ran(words, env=env)
     lines = completed.stderr.splitlines()
     assert [line for line in lines if "envcheck-mirror" in line and "is not executable" not in line] == []
 
@@ -183,7 +184,7 @@ def test_every_query_of_the_dashboard_is_promql(tmp_path: Path, promtool: str) -
     rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(QUERIES)]
     (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
     words = [promtool, "check", "rules", str(tmp_path / "rules.yml")]
-    completed = subprocess.run(words, capture_output=True, check=False)
+    completed = ran(words)
     assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
@@ -192,7 +193,7 @@ def test_the_dashboard_is_what_grafana_publishes(tmp_path: Path) -> None:
     for text, valid in ((DASHBOARD, True), (DASHBOARD.replace('"gridPos"', '"gridpos"'), False)):
         (tmp_path / "dashboard.json").write_text(text)
         judge = [sys.executable, "-m", "check_jsonschema", "--schemafile", schema, str(tmp_path / "dashboard.json")]
-        completed = subprocess.run(judge, capture_output=True, text=True, check=False)
+        completed = ran(judge)
         assert (completed.returncode == 0) == valid, completed.stdout
 
 
@@ -262,7 +263,7 @@ def judged(tmp_path: Path, promtool: str, *command: str) -> subprocess.Completed
     for path, content in render(site(tmp_path)).items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(content)
-    return subprocess.run([promtool, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    return ran([promtool, *command], cwd=tmp_path)
 
 
 @pytest.mark.promtool

@@ -45,9 +45,7 @@ def install(client: str, index: str, world: World, ca: Path, *names: str) -> sub
     command = [uv.find_uv_bin(), "pip"] if client == "uv" else pip
     command += ["install", "--require-hashes", "--no-deps", "--index-url", index, "--target", str(target)]
     environment = {**CLEAN, "SSL_CERT_FILE": str(ca), "PIP_CERT": str(ca), "UV_NO_CACHE": "1", "PIP_NO_CACHE_DIR": "1"}
-    return subprocess.run(
-        [*command, "-r", str(locked)], env=environment, capture_output=True, text=True, check=False, timeout=120
-    )
+    return ran([*command, "-r", str(locked)], env=environment, timeout=120)
 
 
 def test_pip_and_uv_install_and_a_second_build_moves_no_byte_from_upstream(

@@ -5,7 +5,6 @@ import functools
 import hashlib
 import json
 import random
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from envcheck.mirrors.hub import HubFile, Revision, git_sha1
 from envcheck.mirrors.store import releases
 from envcheck.mirrors.store.objects import Store
-from envcheck.mirrors.store.tree import Contents, Wheel
+from envcheck.mirrors.store.tree import Contents, Wheel, describe_wheel
 from tests import wheels
 from tests.http_server import Answer, Request, Server, Servers, directory
 
@@ -44,15 +43,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def model(store: Store) -> Revision:
     small, large = b'{"model_type": "t"}\n', random.Random(1).randbytes(300_000)  # noqa: S311 (data)
-    files = [
-        HubFile(
-            path="config.json",
-            size=len(small),
-            sha256=store.add(small, "config.json"),
-            sha1=git_sha1(small),
-        ),
-        HubFile(path="sub/model.bin", size=len(large), sha256=store.add(large, "model.bin")),
-    ]
+    files = [hub_file(store, "config.json", small), hub_file(store, "sub/model.bin", large, lfs=True)]
     return Revision(repo="owner/tiny", revision=COMMIT, files=files)
 
 
@@ -69,30 +60,24 @@ def republished(contents: Contents, number: int) -> Contents:
     return msgspec.structs.replace(contents, branches={**contents.branches, f"owner/tiny@v{number}": COMMIT})
 
 
-def broken(store: Store, number: int) -> list[str]:
-    root, files = store.root / "versions" / str(number), releases.read_manifest(store, number).files
-    return [f.path for f in files if not (root / f.path).is_file() or sha256((root / f.path).read_bytes()) != f.sha256]
-
-
 def damaged(store: Store) -> list[str]:
     """Return the objects and the files of versions that are not what they must be."""
-    objects = [stored.sha256 for stored in store.objects() if not store.sound(stored.sha256)]
-    return objects + [path for number in releases.numbers(store) for path in broken(store, number)]
+    wrong = [stored.sha256 for stored in store.objects() if not store.sound(stored.sha256)]
+    for number in releases.numbers(store):
+        files = {store.root / f"versions/{number}" / f.path: f for f in releases.read_manifest(store, number).files}
+        wrong += [f.path for at, f in files.items() if not at.is_file() or sha256(at.read_bytes()) != f.sha256]
+    return wrong
 
 
 def wheel(store: Store, path: Path, index: str = "pypi") -> Wheel:
     digest = sha256(path.read_bytes())
     store.adopt(path, digest)
-    with zipfile.ZipFile(path) as archive:
-        metadata = archive.read(next(name for name in archive.namelist() if name.endswith("/METADATA")))
-    return Wheel(
-        name=path.name,
-        sha256=digest,
-        size=path.stat().st_size,
-        index=index,
-        metadata=store.add(metadata, f"{path.name}.metadata"),
-        requires_python=">=3.8",
-    )
+    return describe_wheel(store, digest, path.name, index)
+
+
+def hub_file(store: Store, path: str, content: bytes, *, lfs: bool = False) -> HubFile:
+    digest, sha1 = store.add(content, Path(path).name), None if lfs else git_sha1(content)
+    return HubFile(path=path, size=len(content), sha256=digest, sha1=sha1)
 
 
 def published(root: Path, below: str, request: Request) -> Answer:

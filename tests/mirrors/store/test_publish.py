@@ -21,6 +21,7 @@ from envcheck.mirrors.store import releases
 from envcheck.mirrors.store.objects import Store
 from envcheck.mirrors.store.tree import Contents
 from tests.mirrors.store.conftest import damaged
+from tests.processes import ran
 
 Serve = Callable[..., Any]
 # Whoever leaves the loopback is told that nobody is there.
@@ -29,7 +30,7 @@ CUT = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", 
 
 def _run(argv: list[str], home: Path) -> None:
     own = {"PATH": "/usr/bin:/bin", "HOME": str(home), "PIP_CONFIG_FILE": "/dev/null", "UV_NO_CONFIG": "1"}
-    completed = subprocess.run(argv, env={**own, **CUT}, capture_output=True, text=True, check=False)
+    completed = ran(argv, env={**own, **CUT})
     assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
@@ -89,7 +90,7 @@ def test_nginx_takes_a_tree_with_the_longest_path_that_a_model_may_have(store: S
         conf = CONF.format(at=place, tree=store.root / "current")
         Path(place, "conf").write_text("user root;" + conf if os.getuid() == 0 else conf)
         words = [program, "-t", "-p", place, "-c", f"{place}/conf"]
-        completed = subprocess.run(words, capture_output=True, text=True, check=False)
+        completed = ran(words)
     assert completed.returncode == 0, completed.stderr
 
 

@@ -107,9 +107,8 @@ SHA256 = sha256(CONTENT)
 
 
 def test_a_file_is_fetched_into_its_place_read_only_and_anew_if_it_is_damaged(store: Store, servers: Servers) -> None:
-    wanted = WantedFile(
-        (f"{servers.start(Server(lambda _: Answer(200, CONTENT))).url}/a.whl",), SHA256, None, Path("a.whl")
-    )
+    url = f"{servers.start(Server(lambda _: Answer(200, CONTENT))).url}/a.whl"
+    wanted = WantedFile((url,), SHA256, None, Path("a.whl"))
     done = store.put(wanted, TransferOptions(Client()))
     assert (done.moved, store.name(SHA256)) == (len(CONTENT), "a.whl")
     assert store.path(SHA256).stat().st_mode & 0o777 == 0o444

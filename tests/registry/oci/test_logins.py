@@ -158,9 +158,9 @@ def guarded(expected: Callable[[Request], bool], challenge: str) -> FakeRegistry
 class Tokens(FakeRegistry):
     """What issues tokens, each with a number, to whom has the password."""
 
-    def __init__(self, *, status: int = 200) -> None:
+    def __init__(self) -> None:
         super().__init__(self.issue)
-        self.status = status
+        self.status = 200
         self.issued: list[str] = []
 
     def issue(self, request: Request) -> Answer:
@@ -171,6 +171,11 @@ class Tokens(FakeRegistry):
 
     def scopes(self) -> list[list[str]]:
         return [parse_qs(urlsplit(request.path).query).get("scope", []) for request in self.requests]
+
+
+@pytest.fixture
+def tokens(servers: Servers) -> Tokens:
+    return servers.start(Tokens())
 
 
 def opened(registry: FakeRegistry, environ: dict[str, str], **options: Any) -> Repository:
@@ -193,14 +198,9 @@ def test_a_password_goes_to_a_registry_that_asks_and_is_kept(servers: Servers, h
         push_image(opened(registry, logged_in(home, registry)), "two")
 
 
-def test_a_token_is_issued_for_reading_and_another_for_writing(servers: Servers, home: Path) -> None:
-    tokens = servers.start(Tokens())
-    registry = servers.start(
-        guarded(
-            lambda request: (request.login or "").startswith("Bearer token-"),
-            f'Bearer realm="{tokens.url}/token",service="s",scope="repository:hub/team/torch:pull"',
-        )
-    )
+def test_a_token_is_issued_for_reading_and_another_for_writing(servers: Servers, tokens: Tokens, home: Path) -> None:
+    challenge = f'Bearer realm="{tokens.url}/token",service="s",scope="repository:hub/team/torch:pull"'
+    registry = servers.start(guarded(lambda r: (r.login or "").startswith("Bearer token-"), challenge))
     repository = opened(registry, logged_in(home, registry))
     push_image(repository)
     repository.tags()
@@ -210,11 +210,9 @@ def test_a_token_is_issued_for_reading_and_another_for_writing(servers: Servers,
     assert registry.logins == {None, "Bearer token-0", "Bearer token-1"}
 
 
-def test_a_token_is_issued_again_when_it_is_refused(servers: Servers, home: Path) -> None:
-    tokens = servers.start(Tokens())
-    registry = servers.start(
-        guarded(lambda r: (r.login or "").removeprefix("Bearer ") in tokens.issued[-1:], f'Bearer realm="{tokens.url}"')
-    )
+def test_a_token_is_issued_again_when_it_is_refused(servers: Servers, tokens: Tokens, home: Path) -> None:
+    challenge = f'Bearer realm="{tokens.url}"'
+    registry = servers.start(guarded(lambda r: r.login in [f"Bearer {one}" for one in tokens.issued[-1:]], challenge))
     repository = opened(registry, logged_in(home, registry))
     repository.tags()
     repository.tags()
@@ -224,11 +222,9 @@ def test_a_token_is_issued_again_when_it_is_refused(servers: Servers, home: Path
     assert len(tokens.issued) == 3
 
 
-def test_an_identity_token_is_posted_and_never_in_a_url(servers: Servers, home: Path) -> None:
-    tokens = servers.start(Tokens())
-    registry = servers.start(
-        guarded(lambda request: request.login == "Bearer token-0", f'Bearer realm="{tokens.url}/t",service="s"')
-    )
+def test_an_identity_token_is_posted_and_never_in_a_url(servers: Servers, tokens: Tokens, home: Path) -> None:
+    challenge = f'Bearer realm="{tokens.url}/t",service="s"'
+    registry = servers.start(guarded(lambda request: request.login == "Bearer token-0", challenge))
     opened(registry, logged_in(home, registry, identitytoken=CANARY)).tags()
     [request] = tokens.requests
     form = parse_qs(request.body.decode())
@@ -240,9 +236,9 @@ def test_an_identity_token_is_posted_and_never_in_a_url(servers: Servers, home: 
 
 @pytest.mark.parametrize("status", [400, 401, 403])
 def test_a_token_that_is_refused_is_a_denial_with_the_command_to_log_in(
-    servers: Servers, home: Path, status: int
+    servers: Servers, tokens: Tokens, home: Path, status: int
 ) -> None:
-    tokens = servers.start(Tokens(status=status))
+    tokens.status = status
     registry = servers.start(guarded(lambda _: False, f'Bearer realm="{tokens.url}"'))
     with pytest.raises(DeniedError, match=f"refuses a token .{status} from .*docker login {registry.netloc}"):
         opened(registry, {"HOME": str(home)}).tags()
@@ -279,7 +275,7 @@ def test_a_registry_over_tls_sends_nobody_to_plain_http_or_to_this_machine(home:
         authorization.answer({"WWW-Authenticate": f'Bearer realm="{realm}"'}, "repository:x:pull", None)
 
 
-def test_a_login_does_not_follow_a_blob_to_another_host(servers: Servers, home: Path) -> None:
+def test_a_login_does_not_follow_a_blob_to_another_host(servers: Servers, tokens: Tokens, home: Path) -> None:
     other = servers.start(FakeRegistry())
     registry = servers.start(guarded(lambda request: request.login == BASIC, 'Basic realm="x"'))
     repository = opened(registry, logged_in(home, registry))
@@ -291,7 +287,6 @@ def test_a_login_does_not_follow_a_blob_to_another_host(servers: Servers, home: 
     registry.fault = lambda request: guard(request) or (elsewhere if "/blobs/" in request.path else None)
     assert len(repository.blob(layer, 1 << 20)) == layer.size
     # Nor does that host say where the registry's login goes (google/go-containerregistry#2349).
-    tokens = servers.start(Tokens())
     other.fault = lambda _: Answer(401, b"{}", {"WWW-Authenticate": f'Bearer realm="{tokens.url}/t"'})
     with pytest.raises(DeniedError, match=f"sends on the blob .* to {other.netloc}, which refuses it .401."):
         repository.blob(layer, 1 << 20)

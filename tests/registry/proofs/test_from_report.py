@@ -52,8 +52,8 @@ def test_a_run_on_a_gpu_is_stated_as_the_contract_shows() -> None:
     assert predicate["passedTests"] == sorted(predicate["passedTests"])
     digest = hashlib.sha256(limits.FILE.read_bytes()).hexdigest()
     assert predicate["configuration"] == [{"name": "limits", "digest": {"sha256": digest}}]
-    ours = predicate["envcheck"]
-    assert ours == {
+    gpu = {"gpu": "NVIDIA H200", "cc": "9.0", "gpus": 1, "mig": False}
+    assert predicate["envcheck"] == {
         "schema": "envcheck/proof/1",
         "tool": "0.1.0",
         "cell": "torch2.8.0-cu128-py312",
@@ -64,14 +64,7 @@ def test_a_run_on_a_gpu_is_stated_as_the_contract_shows() -> None:
         "started": "2026-11-21T09:00:00Z",
         "ended": "2026-11-21T09:02:00Z",
         "image": {"manifest": proofs.MANIFEST, "config": proofs.CONFIG},
-        "covers": {
-            "gpu": "NVIDIA H200",
-            "cc": "9.0",
-            "gpus": 1,
-            "driver": "570.124.06",
-            "arch": "x86_64",
-            "mig": False,
-        },
+        "covers": {**gpu, "driver": "570.124.06", "arch": "x86_64"},
         "report": {"digest": packed.reference.digest, "size": len(packed.content)},
         "undetermined": [],
     }

@@ -322,11 +322,8 @@ def of(image_id: str | None = "sha256:0", arch: str = "x86_64", **digests: Any) 
         of(manifest_digest=proofs.MANIFEST),
         of(config_digest=proofs.CONFIG),
         of(index_digest=INDEX),
-        of(repository_digests=[f"other.example/x@{proofs.MANIFEST}"]),
-        of(repository_digests=[f"other.example/x@{INDEX}"]),
-        of(image_id=proofs.MANIFEST),
-        of(image_id=proofs.CONFIG),
-        of(image_id=INDEX),
+        *(of(repository_digests=[f"other.example/x@{digest}"]) for digest in (proofs.MANIFEST, INDEX)),
+        *(of(image_id=digest) for digest in (proofs.MANIFEST, proofs.CONFIG, INDEX)),
     ],
 )
 def test_each_digest_leads_to_the_manifest_that_ran(report: RunReport) -> None:
@@ -360,42 +357,33 @@ def test_what_fits_two_images_is_open() -> None:
     assert ran(of(index_digest=INDEX, config_digest=AMD.config), [AMD, twin]) == AMD
 
 
-H100 = proofs.H100
-
-
 def word_of(node: NodeFacts, **changes: Any) -> str | None:
     refused = uncovered(proofs.h100x8(**changes).facts, node, load())
     return refused.reason.value if refused else None
 
 
 @each(
-    "node, refusal",
+    "changes, refusal",
     [
-        (proofs.NODE, None),
-        (structs.replace(proofs.NODE, models=("H100",)), None),
-        (structs.replace(proofs.NODE, models=("NVIDIA H100 PCIe",)), None),  # one model of the matrix
-        (structs.replace(proofs.NODE, models=("NVIDIA H200",)), "wrong-gpu"),
-        (structs.replace(proofs.NODE, models=("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB")), "wrong-gpu"),
-        (structs.replace(proofs.NODE, models=("?",)), "wrong-gpu"),
-        (structs.replace(proofs.NODE, models=("NVIDIA H100-1-10C",)), "wrong-gpu"),  # a slice of one
-        (structs.replace(proofs.NODE, models=(), gpus=0), "wrong-gpu"),
-        (structs.replace(proofs.NODE, mig=True), "wrong-gpu"),
-        (structs.replace(proofs.NODE, gpus=1), None),
-        (structs.replace(proofs.NODE, gpus=9), "too-few-gpus"),
-        (structs.replace(proofs.NODE, driver="570.124.05"), "driver-too-old"),
-        (structs.replace(proofs.NODE, driver="570.26"), "driver-too-old"),  # per field: 26 < 124
-        (structs.replace(proofs.NODE, driver="570.124.07"), None),
-        (structs.replace(proofs.NODE, driver="580.65.06"), None),
-        (structs.replace(proofs.NODE, driver=""), "driver-unsupported"),
-        (structs.replace(proofs.NODE, driver="new"), "driver-unsupported"),
-        (structs.replace(proofs.NODE, driver=None), None),
-        (structs.replace(proofs.NODE, arch="aarch64"), "wrong-arch"),
-        (structs.replace(proofs.NODE, arch=""), "wrong-arch"),
-        (structs.replace(proofs.NODE, arch=None), None),
+        ({}, None),
+        # One model of the matrix; others, an unknown one, and a slice of one.
+        *(({"models": (model,)}, None) for model in ("H100", "NVIDIA H100 PCIe")),
+        *(({"models": (model,)}, "wrong-gpu") for model in ("NVIDIA H200", "?", "NVIDIA H100-1-10C")),
+        ({"models": (proofs.H100, "NVIDIA A100-SXM4-80GB")}, "wrong-gpu"),
+        ({"models": (), "gpus": 0}, "wrong-gpu"),
+        ({"mig": True}, "wrong-gpu"),
+        ({"gpus": 1}, None),
+        ({"gpus": 9}, "too-few-gpus"),
+        # Per field: 26 < 124.
+        *(({"driver": driver}, "driver-too-old") for driver in ("570.124.05", "570.26")),
+        *(({"driver": driver}, None) for driver in ("570.124.07", "580.65.06", None)),
+        *(({"driver": driver}, "driver-unsupported") for driver in ("", "new")),
+        *(({"arch": arch}, "wrong-arch") for arch in ("aarch64", "")),
+        ({"arch": None}, None),
     ],
 )
-def test_each_axis_is_held_against_the_node(node: NodeFacts, refusal: str | None) -> None:
-    assert word_of(node) == refusal
+def test_each_axis_is_held_against_the_node(changes: dict[str, Any], refusal: str | None) -> None:
+    assert word_of(structs.replace(proofs.NODE, **changes)) == refusal
 
 
 def test_a_model_that_the_matrix_lacks_is_compared_by_the_letter() -> None:
@@ -453,22 +441,18 @@ def test_the_node_is_read_off_its_snapshot() -> None:
 @each(
     "node, changes, does",
     [
-        (proofs.NODE, {}, True),
-        (proofs.NODE, {"gpus": 1}, True),
-        (structs.replace(proofs.NODE, gpus=1), {}, True),
-        (structs.replace(proofs.NODE, driver="570.124.05"), {}, False),
-        (structs.replace(proofs.NODE, driver="580.65.06"), {}, True),
-        (structs.replace(proofs.NODE, driver=None), {}, True),
-        (structs.replace(proofs.NODE, driver="new"), {}, True),
-        (proofs.NODE, {"driver": None}, True),
-        (proofs.NODE, {"gpu": None}, True),
-        (proofs.NODE, {"mode": "unknown", "gpu": None, "gpus": 0}, True),
-        (structs.replace(proofs.NODE, models=("NVIDIA H200",)), {}, False),
-        (structs.replace(proofs.NODE, mig=True), {}, False),
-        (structs.replace(proofs.NODE, arch="aarch64"), {}, False),
+        *(({}, changes, True) for changes in ({}, {"gpus": 1}, {"driver": None}, {"gpu": None})),
+        ({}, {"mode": "unknown", "gpu": None, "gpus": 0}, True),
+        *(({"driver": driver}, {}, True) for driver in ("580.65.06", None, "new")),
+        ({"gpus": 1}, {}, True),
+        ({"driver": "570.124.05"}, {}, False),
+        ({"models": ("NVIDIA H200",)}, {}, False),
+        ({"mig": True}, {}, False),
+        ({"arch": "aarch64"}, {}, False),
     ],
 )
 def test_a_failed_run_concerns_the_same_gpus_on_its_driver_or_a_newer_one(
-    node: NodeFacts, changes: dict[str, Any], does: object
+    node: dict[str, Any], changes: dict[str, Any], does: object
 ) -> None:
-    assert concerns(proofs.h100x8(**changes).facts, node, load()) is does
+    facts = proofs.h100x8(**changes).facts
+    assert concerns(facts, structs.replace(proofs.NODE, **node), load()) is does
