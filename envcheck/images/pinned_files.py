@@ -210,8 +210,12 @@ def _toml(source: PreparedDocument, arch: str) -> PinnedFile:
     general = [_value(table, "url") for table in tables if not _EXPLICIT.search(table)]
     everywhere = tuple(Index(url, extra=True) for url in general if url)
     sources = {table["name"]: re.findall(r"\{[^}]*\}", table["value"]) for table in _UV_SOURCE.finditer(code)}
-    pins: list[Pin | None] = []
     locked = [*_LOCKED.finditer(code)]
+    pins = [
+        _pin(source.line(table.start()), _value(table["value"], "url"))
+        for table in _UV_SOURCE.finditer(code)
+        if not locked and not re.search("marker|python", table["value"])
+    ]
     extra = ""
     for text in () if locked else _QUOTED.finditer(code):
         extra = text["key"] or extra

@@ -169,6 +169,7 @@ PROJECTS = [
 UNUSED = '[project]\ndependencies = ["mjlab"]\n[tool.uv.sources]\ntorch = { index = "a" }\n'
 PROJECTS += [(UNUSED, "P103"), (f"{UNUSED}[tool.uv.workspace]\n", ""), (UNUSED.replace("mjlab", "torch>=2"), "")]
 PROJECTS += [(UNUSED.replace("mjlab", "flash-attn").replace("torch =", "flash_attn ="), "")]
+PROJECTS += [(f'{POETRY}torch = "2.5.1"\nflash-attn = {{ url = "{FLASH}torch2.4-cp311-cp311-l.whl" }}', "P105")]
 # A wheel for each kind of machine, by uv's extras (astral-sh/uv#11931, #11945) or by markers (opendatahub-io/
 # notebooks#2454, invoke-ai/InvokeAI#9095, pollen-robotics/microduck_rl#2): extras or markers, GPU, line and code.
 EXTRAS = """[project.optional-dependencies]
@@ -188,7 +189,6 @@ ARM = UV.replace("2.4.1", "VERSION") + (
     "[[tool.uv.index]]\nname = 'a'\nurl = 'https://x.example/whl/B'\nexplicit = true\n"
 )
 MACHINES = [
-    (EXTRAS, "cpu", "cu124", "", ""),
     (EXTRAS, "cpu", "cu128", "", "3 P101"),
     (EXTRAS, "cu118", "cu124", "V100", ""),
     (EXTRAS, "cu118", "cu124", "RTX 5090", "2 P101, 3 P101"),
