@@ -76,10 +76,7 @@ def aer_total(text: str) -> int | None:
 
 
 def _bridges(bus: Path) -> list[dict[str, Any]]:
-    """Return each bridge above a GPU: bus_id, the `gpus` below it, and what of ACS is `enabled` (nothing without ACS).
-
-    Raises PermissionError where more than 64 bytes of configuration space are for root alone.
-    """
+    """Return each bridge above a GPU: bus_id, `gpus` below it, and what of ACS is `enabled`; root alone may read it."""
     return [
         {"bus_id": bridge, "gpus": gpus, "enabled": acs(_config(bus / bridge))}
         for bridge, gpus in sorted(above(bus).items())

@@ -94,9 +94,9 @@ def _word(words: tuple[str, ...], number: int) -> str:
     return words[number] if 0 <= number < len(words) else f"unknown ({number})"
 
 
-def _field(nvml: Any, gpu: Any, field: int, scope: int = 0) -> int:
+def _field(nvml: Any, gpu: Any, field: int) -> int:
     """Read one field value: its own return code counts, not only the call's."""
-    [value] = nvml.nvmlDeviceGetFieldValues(gpu, [(field, scope)])
+    [value] = nvml.nvmlDeviceGetFieldValues(gpu, [(field, 0)])
     if value.nvmlReturn == nvml.NVML_ERROR_INVALID_ARGUMENT:  # a field that is newer than the driver
         raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
     if value.nvmlReturn != 0:
@@ -244,10 +244,7 @@ def _remotes(nvml: Any, gpu: Any) -> list[str]:
 
 
 def _pairs(nvml: Any) -> list[dict[str, Any]]:
-    """Return for each pair {a, b} of NVML's indices: read, write, nvlink ("ok" or why not) and the `path` between them.
-
-    Raises what NVML raises; where it does not tell a path, that is None.
-    """
+    """Return for each pair {a, b} of indices: read, write, nvlink ("ok" or why not) and the `path`, or None for it."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
 
     def allowed(a: Any, b: Any) -> dict[str, str]:
@@ -268,10 +265,7 @@ def _path(nvml: Any, a: Any, b: Any) -> str | None:
 
 
 class NvmlQuery(NamedTuple):
-    """One signal: `read(nvml, handle)` gives it in `unit`, and a value has to fit `type`.
-
-    This row is all there is to write of a signal: what needs its name, unit or type takes them from here.
-    """
+    """One signal: `read(nvml, handle)` gives it in `unit`, and a value has to fit `type`. All of it is in its row."""
 
     name: str
     unit: str | None

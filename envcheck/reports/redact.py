@@ -33,36 +33,10 @@ class RedactError(EnvcheckError):
     """What was redacted would change (exit 3)."""
 
 
-class _Pattern(msgspec.Struct, frozen=True):
-    sign: str
-    form: str
-    put: str
-    where: str = ""
-
-
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """names.yaml, which says what each of its fields means."""
-
-    kept: frozenset[str]
-    kept_keys: frozenset[str]
-    technical: frozenset[str]
-    prose: frozenset[str]
-    nameless: frozenset[str]
-    loopback: frozenset[str]
-    images: frozenset[str]
-    steering: str
-    switch: str
-    system: frozenset[str]
-    own: tuple[str, ...]
-    common: tuple[str, ...]
-    suffix: str
-    kinds: dict[str, frozenset[str]]
-    patterns: tuple[_Pattern, ...]
-
-
 @functools.cache
-def _table() -> _Table:
-    return msgspec.yaml.decode(Path(__file__).with_name("names.yaml").read_bytes(), type=_Table)
+def _table() -> Any:
+    """Return names.yaml, which says what each of its entries means; nobody reads it who redacts nothing."""
+    return msgspec.yaml.decode(Path(__file__).with_name("names.yaml").read_bytes())
 
 
 class Pseudonyms:
@@ -98,7 +72,7 @@ def know_this_machine(names: Pseudonyms) -> None:
     with contextlib.suppress(KeyError):
         users.append(pwd.getpwuid(os.getuid()).pw_name)
     for kind, name in (("host", host), ("host", host.partition(".")[0]), *(("user", user) for user in users)):
-        if name and name not in _table().nameless:
+        if name and name not in _table()["nameless"]:
             names.of(kind, name)
 
 
@@ -114,7 +88,7 @@ def learn(report: RunReport, names: Pseudonyms) -> None:
         if kind and not (kind == "host" and text.isdigit()) and not {"/", " "} & set(text):
             found += [(kind, text), *([(kind, text.partition(".")[0])] if kind == "host" else [])]
         for named, name in found:
-            if name and name not in _table().nameless:
+            if name and name not in _table()["nameless"]:
                 names.of(named, name)
         return text
 
@@ -135,13 +109,13 @@ def line(text: str, names: Pseudonyms, typed: Iterable[str] = ()) -> str:
 
 def redact(report: RunReport, key: str = "", names: Pseudonyms | None = None) -> RunReport:
     """Return the report without names, as `names` has them; RedactError where any check would change."""
-    data, names, table = msgspec.to_builtins(report), names or Pseudonyms(key), _table()
+    data, names = msgspec.to_builtins(report), names or Pseudonyms(key)
     learn(report, names)
 
     def each(key: str, text: str) -> str:
-        return text if key in table.kept_keys else _text(text, key, names)
+        return text if key in _table()["kept_keys"] else _text(text, key, names)
 
-    data = {part: value if part in table.kept else _walk(value, part, each) for part, value in data.items()}
+    data = {part: value if part in _table()["kept"] else _walk(value, part, each) for part, value in data.items()}
     redacted = msgspec.convert(data, RunReport)
     before, after = ({o.id: o.status for o in rejudge(version).report.outcomes} for version in (report, redacted))
     changed = sorted(identity for identity in before if after.get(identity) != before[identity])
@@ -168,14 +142,14 @@ def _key(key: str, inner: str, held: dict[str, Any]) -> str:
     if key in ("processes", "host.stuck_processes") and inner != "pid":
         return f"process.{inner}"
     if key == "env" and not {"value", "reason"} & set(held):
-        return inner if re.match(_table().steering, inner) or _kind(inner) else f"variable.{inner}"
+        return inner if re.match(_table()["steering"], inner) or _kind(inner) else f"variable.{inner}"
     return "host.name" if key == "host" and inner == "name" else inner
 
 
 @functools.cache
 def _kind(key: str) -> str:
     last = key.rpartition(".")[2].lower()
-    kinds = {name: kind for kind, keys in _table().kinds.items() for name in keys}
+    kinds = {name: kind for kind, keys in _table()["kinds"].items() for name in keys}
     return "host" if key == "host.name" else "serial" if "serial" in last else kinds.get(last, "")
 
 
@@ -188,12 +162,13 @@ def _text(text: str, key: str, names: Pseudonyms) -> str:
     for exact in ("GPU", "MIG", "serial", "boot"):
         for name in names.names(exact):
             text = text.replace(name, names.of(exact, name))
-    prose, technical = key in _table().prose, key in _table().technical or key.startswith("driver.")
-    for pattern in _table().patterns:
-        if pattern.sign in text and (not pattern.where or prose or (pattern.where == "plain" and not technical)):
-            text = re.sub(pattern.form, functools.partial(_replaced, pattern.put, names), text)
+    prose, technical = key in _table()["prose"], key in _table()["technical"] or key.startswith("driver.")
+    for pattern in _table()["patterns"]:
+        where = pattern.get("where", "")
+        if pattern["sign"] in text and (not where or prose or (where == "plain" and not technical)):
+            text = re.sub(pattern["form"], functools.partial(_replaced, pattern["put"], names), text)
     text = text if technical else _people(text, names, prose=prose)
-    if key.startswith("variable.") and "/" not in text and not re.fullmatch(_table().switch, text):
+    if key.startswith("variable.") and "/" not in text and not re.fullmatch(_table()["switch"], text):
         return names.of("value", text)
     return text
 
@@ -202,7 +177,7 @@ def _replaced(put: str, names: Pseudonyms, match: re.Match[str]) -> str:
     found = {"_url": _url, "_registry": _registry, "_path": _path}.get(put)
     if found:
         return found(match, names)
-    return match[0] if match[0] in _table().loopback else names.of(put, match[0])
+    return match[0] if match[0] in _table()["loopback"] else names.of(put, match[0])
 
 
 def _url(match: re.Match[str], names: Pseudonyms) -> str:
@@ -211,13 +186,13 @@ def _url(match: re.Match[str], names: Pseudonyms) -> str:
 
 def _registry(match: re.Match[str], names: Pseudonyms) -> str:
     """Return an image's registry and its owners under their pseudonyms; what the image is called says what it is."""
-    owners = [name if name in _table().images else names.of("owner", name) for name in match[2].split("/") if name]
+    owners = [name if name in _table()["images"] else names.of("owner", name) for name in match[2].split("/") if name]
     return "/".join([f"{names.of('registry', match[1])}.example", *owners, ""])
 
 
 def _path(match: re.Match[str], names: Pseudonyms) -> str:
     root, *parts = match[0][1:].split("/")
-    if root in _table().system and not match[0].startswith(_table().own):
+    if root in _table()["system"] and not match[0].startswith(tuple(_table()["own"])):
         return match[0]
     return "/" + "/".join(_part(part, names) for part in (root, *parts))
 
@@ -225,9 +200,9 @@ def _path(match: re.Match[str], names: Pseudonyms) -> str:
 def _part(part: str, names: Pseudonyms) -> str:
     if part in names.names("user"):
         return names.of("user", part)
-    if not part or re.fullmatch("|".join(_table().common), part):
+    if not part or re.fullmatch("|".join(_table()["common"]), part):
         return part
-    suffix = re.search(_table().suffix, part)
+    suffix = re.search(_table()["suffix"], part)
     return names.of("dir", part) + (suffix[0] if suffix else "")
 
 

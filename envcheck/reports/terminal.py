@@ -230,10 +230,7 @@ def _finding(same: list[OutcomeRow], out: _Printer, *, verbose: bool) -> None:
 
 
 def _room(told: Sequence[tuple[str, str]], lines: list[int]) -> list[int]:
-    """Return how many lines each row of a problem gets: why it is one and the first thing to do are cut last.
-
-    A problem's name and the blank line before it are none of them.
-    """
+    """Return how many lines each row of a problem gets: why it is one and the first thing to do are cut last."""
     titles = [title for title, _ in told]
     further = [row for row, title in enumerate(titles) if title == "to do"][1:]
     value, where = ([row for row, title in enumerate(titles) if title == name] for name in ("value", "where"))
@@ -270,10 +267,7 @@ def _names(text: str, name: str) -> bool:
 
 
 def _rounds(report: RunReport, out: _Printer, *, verbose: bool) -> None:
-    """Print how often each check came to what, and the smallest, middle and largest of its values.
-
-    Without `verbose` of speeds and of what was no pass in some round.
-    """
+    """Print how often each check came to what, and its values; without `verbose` of speeds and of what failed once."""
     fast = {check.id for check in report.plan.checks if check.performance}
     rows = [("check", "rounds", "smallest / median / largest")]
     for outcome in report.outcomes:

@@ -24,7 +24,6 @@ _DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")  # the second is WSL's paravirt
 _STAGING: Final = "/run/envcheck"
 _WORKER: Final = f"{_STAGING}/envcheck/runner/worker/main.py"
 _PLAN: Final = "/run/envcheck-plan"
-_NO_PYTHON: Final = 97
 _POLL: Final = 0.2
 # The first that has torch; else the first there is, so that the report can say what it lacks.
 _FIND: Final = """
@@ -34,7 +33,7 @@ for p in "$VIRTUAL_ENV/bin/python" {venv}/bin/python /opt/conda/bin/python pytho
   first=${{first:-$p}}
   "$p" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' && exec "$p" -B {worker} {plan}
 done
-[ -n "$first" ] || {{ echo "no Python in this image"; exit {code}; }}
+[ -n "$first" ] || {{ echo "no Python in this image"; exit 97; }}
 exec "$first" -B {worker} {plan}
 """
 
@@ -83,8 +82,8 @@ class ContainerTarget:
         python = self._python or (f"{IMAGE_PREFIX}/bin/python" if f"{LABEL_PREFIX}cell" in self._labels else None)
         if python is not None:
             return [python, "-B", _WORKER, _PLAN]
-        names = {"venv": IMAGE_PREFIX, "worker": _WORKER, "plan": _PLAN, "code": _NO_PYTHON}
-        return ["/bin/sh", "-c", _FIND.format(**{k: shlex.quote(str(v)) for k, v in names.items()})]
+        names = {"venv": IMAGE_PREFIX, "worker": _WORKER, "plan": _PLAN}
+        return ["/bin/sh", "-c", _FIND.format(**{k: shlex.quote(v) for k, v in names.items()})]
 
     def promises(self, environment: Mapping[str, Any]) -> dict[str, str]:  # noqa: ARG002 (labels need no look inside)
         """Return the image's labels of ours."""

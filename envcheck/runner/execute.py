@@ -68,10 +68,7 @@ class Run:
     _shaped: tuple[Any, Any] = (None, None)
 
     def go_on(self, earlier: "Run", where: Path, tools: tuple[str, str]) -> None:
-        """Take over what a run that was cut short came to; `tools` are the versions of envcheck then and now.
-
-        Raises ConfigError where this is not the same run.
-        """
+        """Take over what a run that was cut short came to; refuse another run's. `tools`: versions then and now."""
         if earlier.ended:
             refuse(f"the run in {where} is complete", "leave --resume out to run again")
         then, target = earlier.asked.target.facts, self.asked.target.facts

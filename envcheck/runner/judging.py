@@ -126,10 +126,7 @@ def outcomes_of(
 
 
 def unmeasured(module: CheckModule, view: View, plan: Plan, world: int = 0) -> Outcome | None:
-    """Return the outcome of a check that needs nothing measured, or cannot be; None for one that must be.
-
-    `world` is how many ranks a group over several nodes has.
-    """
+    """Return the outcome of a check that needs nothing measured, or cannot be, else None; `world`: a group's ranks."""
     environment, check, on_node = view.environment, module.check, module.kind == "node"
     if not on_node and "device_count" not in environment:
         return None
@@ -180,10 +177,7 @@ def concluded(view: View, plan: Plan, rows: Mapping[str, OutcomeRow]) -> dict[st
 
 
 def lost_gpus_row(view: View, rows: Mapping[str, OutcomeRow]) -> OutcomeRow | None:
-    """Return an error that names each lost GPU where the check gpu-lost did not fail for them; else None.
-
-    Other checks skip a lost GPU, because gpu-lost fails for it.
-    """
+    """Return an error that names each lost GPU where the check gpu-lost did not fail for them; else None."""
     findings = [
         undecided(
             f"{gpu_readings.label(gpu)} does not answer ({signal.reason}), and this run left the check {_GPU_LOST} out",

@@ -285,10 +285,7 @@ def _pins(name: str, digest: str, groups: Sequence[Group]) -> list[str]:
 
 
 def _locks_here(cell: Cell, groups: Sequence[Group]) -> Iterator[list[Lock]]:
-    """Give what a build may have installed: shipped locks, those that builds made, and shipped ones with these on top.
-
-    It is one architecture's at a time.
-    """
+    """Yield what a build may have installed: shipped locks, those builds made, both; one architecture at a time."""
     for arch in get_args(HostArch):
         shipped, made = (_locks_in(place("images"), cell, groups, arch) for place in (data_path, state_path))
         for locks in (shipped, made, {**made, **shipped}):

@@ -83,10 +83,7 @@ def _described(outcome: Outcome) -> dict[str, Any]:
 def outcome_row(
     module: CheckModule, outcome: Outcome, event: Event, before: OutcomeRow | None, seconds: float
 ) -> OutcomeRow:
-    """Return an outcome with what it rests on; `before` is what the same check came to when first measured.
-
-    `seconds` are those that were planned for it.
-    """
+    """Return an outcome with what it rests on; `before` is the row of its first measurement, `seconds` the plan's."""
     done, described = event["event"] == "done", fields(outcome)
     log = last_lines(str(event.get("log", ""))) if outcome.status == ERROR else []
     if done:
@@ -111,10 +108,7 @@ def outcome_row(
 
 
 def last_lines(log: str, count: int = _LINES) -> list[str]:
-    """Return at most `count` lines, of a long one its end.
-
-    What faulthandler dumps begins at the hang, so its far end is cut, not its head.
-    """
+    """Return at most `count` lines, of a long one its end; of what faulthandler dumps the head, where it hangs."""
     lines = log.splitlines()
     own = list(_telling(lines))
     if not any(map(_FRAME.match, own)):

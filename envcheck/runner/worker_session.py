@@ -276,10 +276,7 @@ def ending(event: Event, log: str, unwritable: str, *, importing: bool, own_limi
 
 
 def _read(path: Path, position: int) -> tuple[list[bytes], int]:
-    """Return the whole lines after `position`, and where they end. Raises OSError for what no worker writes.
-
-    Processes of an image can put anything in its place: a link, a FIFO, a line without an end.
-    """
+    """Return the whole lines after `position`, and where they end; OSError for a link, a FIFO, an endless line."""
     text = progress_file.content(path, _LINE, position) or b""
     if position > _MOST or (len(text) > _LINE and b"\n" not in text):
         raise OSError(0, f"they have over {_MOST} bytes, or {_LINE} in a line")
@@ -336,10 +333,7 @@ def _why(error: OSError) -> str:
 
 
 def _why_unwritable(place: Path) -> str:
-    """Write 64 KiB to a directory and return why that failed, or "" where it did not.
-
-    A worker whose disk is full ends without a message, so this is how the report learns why it ended.
-    """
+    """Write 64 KiB to a directory and return why that failed; "" where it did not."""
     try:
         with tempfile.TemporaryFile(dir=place, buffering=0) as probe:
             probe.write(bytes(_PROBE_SIZE))

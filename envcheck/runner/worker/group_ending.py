@@ -50,10 +50,7 @@ class End(NamedTuple):
 
 
 def result(directory: Path, rank: int) -> dict[str, Any]:
-    """Return what a rank left: {"measured", "seconds"} or {"error"}, and nothing for one that left no file.
-
-    `measured` may still be anything.
-    """
+    """Return what a rank left: {"measured" (anything), "seconds"} or {"error"}; nothing for one that left no file."""
     try:
         text = progress_file.content(directory / f"rank{rank}.json", RESULT_LIMIT)
         if text is None:
@@ -157,10 +154,7 @@ class ObservedRank:
 
 
 def culprit(running: Sequence[ObservedRank], others: Sequence[tuple[int, int]]) -> dict[str, Any] | None:
-    """Return {rank, why} of the running rank that the others waited for, or None where that cannot be seen.
-
-    `others` are the positions of the ranks that have ended.
-    """
+    """Return {rank, why} of the running rank that the others, at these positions, waited for; None where unseen."""
     for state, why in (("T", _STOPPED), ("D", _SLEEPING)):
         if named := [seen for seen in running if seen.state == state]:
             return _also(named, why)
