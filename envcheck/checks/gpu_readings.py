@@ -25,10 +25,10 @@ class Rule(NamedTuple):
     fix: str
     limit: Limit | None = None
 
-    def finding(self, gpu: str, value: Any, culprit: str, uuids: list[str]) -> Outcome:
+    def finding(self, gpu: str, value: Any, culprit: str, gpus: list[str]) -> Outcome:
         """Return what the rule says of one GPU, however it is named."""
-        text, about = self.text.format(gpu=gpu, value=value), {"limit": self.limit, "gpus": uuids}
-        return self.verdict(text, fix=self.fix, value=value, code=self.code, culprit=culprit, **about)
+        text, told = self.text.format(gpu=gpu, value=value), {"limit": self.limit, "gpus": gpus}
+        return self.verdict(text, fix=self.fix, value=value, code=self.code, culprit=culprit, **told)
 
     def at(self, view: View, bus_id: object, value: Any = 1) -> Outcome:
         """Return what the rule says of the GPU at a PCI address."""
@@ -67,10 +67,11 @@ class Reading(NamedTuple):
         """Return the values that satisfy a condition, by GPU."""
         return {gpu: value for gpu, value in self.values.items() if holds(value)}
 
-    def blame(self, values: Mapping[str, Any], rule: Rule) -> list[Outcome]:
-        """Return one finding by `rule` for each GPU in `values`, with its index and UUID as the culprit."""
+    def blame(self, values: Mapping[str, Any], rule: Rule | Callable[[str], Rule]) -> list[Outcome]:
+        """Return one finding for each GPU in `values`, its index and UUID the culprit, by `rule` or its GPU's own."""
         gpus = {label(gpu): gpu for gpu in self.view.snapshot.gpus}
-        return [rule.finding(name, value, culprit(gpus[name]), [gpus[name].uuid]) for name, value in values.items()]
+        rules = {name: rule if isinstance(rule, Rule) else rule(name) for name in values}
+        return [rules[name].finding(name, value, **about(gpus[name])) for name, value in values.items()]
 
 
 def lost(gpu: Gpu) -> Signal | None:

@@ -20,13 +20,15 @@ def judge(view: View) -> Outcome:
     """Warn of a GPU whose window is smaller than its like's, or than its memory on boards made for data centres."""
     sizes, memory, names = read(view, "bar1_total"), read(view, "memory_total").values, read(view, "name").values
     usual = {name: max(sizes.values.get(gpu, 0) for gpu in names if names[gpu] == name) for name in names.values()}
-    findings = sizes.lacking()
-    for gpu, size in sizes.values.items():
-        alike = usual.get(names.get(gpu), 0)
-        if size < alike:
-            findings += sizes.blame({gpu: size}, _rule("bar1.odd", size, alike, _ALIKE))
-        elif size < memory.get(gpu, 0) and _large(view, str(names.get(gpu))):
-            findings += sizes.blame({gpu: size}, _rule("bar1.small", size, memory[gpu], _SOURCE))
+    alike = {gpu: usual.get(names.get(gpu), 0) for gpu in sizes.values}
+    odd = {gpu: size for gpu, size in sizes.values.items() if size < alike[gpu]}
+    less = {gpu: size for gpu, size in sizes.values.items() if gpu not in odd and size < memory.get(gpu, 0)}
+    small = {gpu: size for gpu, size in less.items() if _large(view, str(names.get(gpu)))}
+    findings = [
+        *sizes.lacking(),
+        *sizes.blame(odd, lambda gpu: _rule("bar1.odd", odd[gpu], alike[gpu], _ALIKE)),
+        *sizes.blame(small, lambda gpu: _rule("bar1.small", small[gpu], memory[gpu], _SOURCE)),
+    ]
     least = min(sizes.values.values(), default=0)
     return worst(findings, sizes.absent() or passed(f"at least {int(least) >> 20} MiB", value=least, unit="B"))
 

@@ -33,24 +33,18 @@ def _nonsense(now: Reading, most: Reading) -> list[Outcome]:
 
 def _lowered(view: View) -> list[Outcome]:
     chosen, usual = read(view, "clock_app"), read(view, "clock_app_default").values
-    findings = []
-    for gpu, mhz in chosen.values.items():
-        if mhz < usual.get(gpu, mhz):
-            rule = _rule("clocks.lowered", "application clocks set low", usual[gpu], _DEFAULT)
-            findings += chosen.blame({gpu: mhz}, rule)
-    return findings
+    low = {gpu: mhz for gpu, mhz in chosen.values.items() if mhz < usual.get(gpu, mhz)}
+    return chosen.blame(low, lambda gpu: _rule("clocks.lowered", "application clocks set low", usual[gpu], _DEFAULT))
 
 
 def _held(view: View, now: Reading, most: Reading) -> list[Outcome]:
     """Judge GPUs at work whose driver names a set clock as what limits them: an idle one lowers its clock itself."""
     reasons, usual = read(view, "clock_reasons").values, read(view, "clock_app_default").values
-    findings = []
-    for gpu, why in reasons.items():
-        if "applications clocks" in why and "idle" not in why and gpu in now.values and gpu in most.values:
-            clock, top = now.values[gpu], most.values[gpu]
-            if clock < _HELD * min(usual.get(gpu, top), top):
-                findings += now.blame({gpu: clock}, _rule("clocks.held", "held by a set clock", top, _MOST))
-    return findings
+    tops = {gpu: most.values[gpu] for gpu in now.values if gpu in most.values and gpu in reasons}
+    working = [gpu for gpu in tops if "applications clocks" in reasons[gpu] and "idle" not in reasons[gpu]]
+    least = {gpu: _HELD * min(usual.get(gpu, tops[gpu]), tops[gpu]) for gpu in working}
+    held = {gpu: now.values[gpu] for gpu in working if now.values[gpu] < least[gpu]}
+    return now.blame(held, lambda gpu: _rule("clocks.held", "held by a set clock", tops[gpu], _MOST))
 
 
 def _rule(code: str, subject: str, bound: float, source: str) -> Rule:

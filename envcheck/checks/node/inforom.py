@@ -17,11 +17,9 @@ _FIX = "reset the GPU (`nvidia-smi --gpu-reset`) or reboot; if it stays so, have
 def judge(view: View) -> Outcome:
     """Fail on a corrupted one of a data-centre GPU; warn on a desktop's or laptop's, which works on without."""
     stores = read(view, "inforom", newer=True)
-    bad, findings = stores.where(lambda word: word != "intact"), stores.lacking()
+    bad, text = stores.where(lambda word: word != "intact"), "the InfoROM of {gpu} is {value}"
     serious = matrix_facts.unless_consumer(view, bad)
-    for gpu, state in bad.items():
-        verdict = failed if gpu in serious else warned
-        rule = Rule(verdict, "inforom.corrupted", "the InfoROM of {gpu} is {value}", _FIX, _LIMIT)
-        findings += stores.blame({gpu: state}, rule)
+    verdicts = {gpu: failed if gpu in serious else warned for gpu in bad}
+    found = stores.blame(bad, lambda gpu: Rule(verdicts[gpu], "inforom.corrupted", text, _FIX, _LIMIT))
     sound = passed(f"intact on {counted(len(stores.values), 'GPU')}", value="intact", limit=_LIMIT)
-    return worst(findings, stores.absent() or sound)
+    return worst([*stores.lacking(), *found], stores.absent() or sound)

@@ -21,7 +21,6 @@ _PEERS = "the other GPUs of this node"
 _FIX = "reset all GPUs of the node together; then look at the bridge, the board and the fabric manager's log"
 _BY_DESIGN = "ask whoever set this node up whether that is by design; if not: " + _FIX
 _GUESTS = ("passthrough", "vgpu")
-_LOOSE = "links up: {{gpu}} {{value}}; a bridge carries {}, so one of its contacts is open"
 _HALF = "links up: {gpu} {value}, and no other GPU has the other end of its bridge up"
 
 
@@ -68,14 +67,13 @@ def _alone(links: Reading, up: dict[str, int]) -> list[Outcome]:
 
 def _loose(links: Reading, up: dict[str, int]) -> list[Outcome]:
     """Warn of links that are no whole number of bridges: NVIDIA/nccl#557, a bridge that sat badly."""
-    findings = []
-    for gpu, count in up.items():
-        bridge = _board(links.view, gpu, "bridges")
-        if bridge and count % bridge["links"]:
-            limit = Limit(bridge["links"], "links of a bridge", bridge["source"])
-            rule = Rule(warned, "nvlink.loose-bridge", _LOOSE.format(bridge["links"]), _FIX, limit)
-            findings += links.blame({gpu: count}, rule)
-    return findings
+    bridges = {gpu: bridge for gpu in up if (bridge := _board(links.view, gpu, "bridges"))}
+    limits = {gpu: Limit(row["links"], "links of a bridge", row["source"]) for gpu, row in bridges.items()}
+    loose = {gpu: up[gpu] for gpu, limit in limits.items() if up[gpu] % limit.value}
+    text = "links up: {{gpu}} {{value}}; a bridge carries {}, so one of its contacts is open"
+    return links.blame(
+        loose, lambda gpu: Rule(warned, "nvlink.loose-bridge", text.format(limits[gpu].value), _FIX, limits[gpu])
+    )
 
 
 def _short(links: Reading, up: dict[str, int]) -> list[Outcome]:
@@ -92,14 +90,11 @@ def _slow(view: View, up: dict[str, int]) -> list[Outcome]:
     speeds = read(view, "nvlink_speed", newer=True)
     findings = speeds._replace(unread={gpu: why for gpu, why in speeds.unread.items() if up.get(gpu)}).lacking()
     linked = {gpu: speed for gpu, speed in speeds.values.items() if up.get(gpu)}
-    for gpu, speed in linked.items():
-        board, best = _board(view, gpu), max(linked.values())
-        floor = board["mb_s"] if board else best
-        if speed < max(floor, best):
-            limit = Limit(floor, "MB/s", board["source"] if board else _PEERS)
-            rule = Rule(warned, "nvlink.slow", "slow links: {gpu} {value} MB/s", _FIX, limit)
-            findings += speeds.blame({gpu: speed}, rule)
-    return findings
+    best, text = max(linked.values(), default=0), "slow links: {gpu} {value} MB/s"
+    boards = {gpu: _board(view, gpu) or {"mb_s": best, "source": _PEERS} for gpu in linked}
+    limits = {gpu: Limit(board["mb_s"], "MB/s", board["source"]) for gpu, board in boards.items()}
+    slow = {gpu: speed for gpu, speed in linked.items() if speed < max(boards[gpu]["mb_s"], best)}
+    return [*findings, *speeds.blame(slow, lambda gpu: Rule(warned, "nvlink.slow", text, _FIX, limits[gpu]))]
 
 
 def _sound(view: View, links: Reading, up: dict[str, int]) -> Outcome:

@@ -16,14 +16,12 @@ _TOLERANCE = 0.99
 def judge(view: View) -> Outcome:
     """Warn of each GPU whose enforced limit lies below its default one; a laptop moves its limits by itself."""
     enforced, default = read(view, "power_limit"), read(view, "power_limit_default")
-    names, findings = read(view, "name").values, [*enforced.lacking(), *default.lacking()]
+    names = read(view, "name").values
     both = {gpu: (watts, default.values[gpu]) for gpu, watts in enforced.values.items() if gpu in default.values}
     capped = {gpu: pair for gpu, pair in both.items() if pair[0] < _TOLERANCE * pair[1]}
-    for gpu, (watts, usual) in capped.items():
-        if not matrix_facts.laptop(str(names.get(gpu))):
-            fix, text = _FIX.format(usual), f"capped: {{gpu}} {{value:g}} of {usual:g} W"
-            rule = Rule(warned, "power-limit.capped", text, fix, Limit(usual, "W", _SOURCE))
-            findings += enforced.blame({gpu: watts}, rule)
+    set_low = {gpu: watts for gpu, (watts, _) in capped.items() if not matrix_facts.laptop(str(names.get(gpu)))}
+    found = enforced.blame(set_low, lambda gpu: _rule(default.values[gpu]))
+    findings = [*enforced.lacking(), *default.lacking(), *found]
     if not both:
         none = skipped("no GPU has both limits", code="power-limit.not-reported")
         return worst(findings, enforced.absent() or default.absent() or none)
@@ -31,3 +29,8 @@ def judge(view: View) -> Outcome:
     limit = Limit(max(usual for _, usual in both.values()), "W", _SOURCE)
     text = f"{', '.join(f'{w:g} W' for w in limits)}{', moved by the laptop itself' if capped else ', as made'}"
     return worst(findings, passed(text, value=limits[-1], limit=limit))
+
+
+def _rule(usual: float) -> Rule:
+    text, limit = f"capped: {{gpu}} {{value:g}} of {usual:g} W", Limit(usual, "W", _SOURCE)
+    return Rule(warned, "power-limit.capped", text, _FIX.format(usual), limit)
