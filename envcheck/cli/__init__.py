@@ -183,6 +183,11 @@ def line_and_code(error: Exception) -> tuple[str, int]:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "envcheck"
     message = " ".join(error.format_message().split()).rstrip(".")
+    given: Any = getattr(error, "param", None)
+    source = context.get_parameter_source(given.name) if context is not None and given is not None else None
+    if context is not None and source is click.core.ParameterSource.ENVIRONMENT:
+        word = max(given.opts, key=len).strip("-").replace("-", "_").upper()
+        message += f" (from the variable {context.auto_envvar_prefix}_{word})"
     of_all = {option for parameter in cli.params for option in parameter.opts}
     if isinstance(error, click.NoSuchOption) and context is not None and error.option_name in of_all:
         return f"{message}; it belongs before the command: `envcheck {error.option_name} ...`", error.exit_code

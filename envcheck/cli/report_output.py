@@ -92,6 +92,16 @@ def deliver(path: Path, content: bytes, code: int) -> None:
         say(line_and_code(error)[0])
 
 
+def kept(path: Path, content: bytes, then: str) -> bool:
+    """Write a file, or say why it cannot be written, and what then; tell whether it is there."""
+    try:
+        safe_files.replace(path, content)
+    except OSError as error:
+        say(f"{path}: {error.strerror}; {then}")
+        return False
+    return True
+
+
 def apart(**paths: Path | None) -> None:
     """Refuse one file for two things. An argument has its name in capitals, an option without dashes."""
     named: dict[Path, str] = {}

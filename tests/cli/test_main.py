@@ -157,6 +157,12 @@ def test_what_the_parent_ignored_or_blocked_hides_no_exit_code() -> None:
     assert done.returncode == 7, done.stderr
 
 
+def test_a_wrong_value_of_the_environment_is_named_by_its_variable() -> None:
+    for name in ("ENVCHECK_QUIET", "ENVCHECK_RESOLVE_GPUS"):
+        done = process("resolve", **{name: "maybe"})
+        assert (done.returncode, f"(from the variable {name})" in done.stderr) == (2, True), done.stderr
+
+
 def test_no_memory_is_no_internal_error() -> None:
     line, code = line_and_code(MemoryError())
     assert (code, "internal error" in line, "ulimit -v" in line) == (3, False, True)

@@ -27,7 +27,7 @@ from envcheck.cli.options import (
 )
 from envcheck.cli.report_output import Node, ReportOutput
 from envcheck.cli.shared.process import console as new_console
-from envcheck.cli.shared.process import note, print_answer, say, status_of
+from envcheck.cli.shared.process import note, print_answer, status_of
 from envcheck.counting import counted
 from envcheck.errors import refuse
 from envcheck.fleet import cover, gate, shown, summary
@@ -48,7 +48,7 @@ from envcheck.matrix.resolver.query import Query, normalized
 from envcheck.node.collect import collect
 from envcheck.reports import terminal
 from envcheck.reports.formats.prometheus import exposition
-from envcheck.reports.model import RunReport, report_of, write
+from envcheck.reports.model import encode, report_of
 from envcheck.runner.container import shown_gpus
 from envcheck.runner.execute import Run, validate
 from envcheck.runner.planning import plan
@@ -126,7 +126,9 @@ def group(options: FleetGroupOptions, settings: Settings) -> int:
     report = of_group(report_of(run))
     mine = of_node(report_of(run), member.node)
     paths = {own: mine} | ({} if member.node or run.nodes is None else {whole: report})
-    unwritten = [path for path, content in paths.items() if path is not None and not _written(path, content)]
+    files = {path: encode(content) for path, content in paths.items() if path is not None}
+    fix = "free space, or give --output another place"
+    unwritten = [path for path, content in files.items() if not report_output.kept(path, content, fix)]
     if member.node:
         unformed = run.nodes is None and FORMED in run.known
         click.echo(f"{name}: {mine.verdict.sentence}{f': {run.known[FORMED].summary}' if unformed else ''}")
@@ -134,7 +136,7 @@ def group(options: FleetGroupOptions, settings: Settings) -> int:
         click.echo(report.verdict.sentence)
     else:
         console = new_console(width=terminal.width(), highlight=False)
-        lines = [f"report: {path}" for path in paths if path is not None]
+        lines = [f"report: {path}" for path in files]
         terminal.show(report, console, lines, verbose=settings.verbose)
     sys.stdout.flush()
     code = report.verdict.exit_code
@@ -153,15 +155,6 @@ def _measured(
     except KeyboardInterrupt as how:
         return how
     return None
-
-
-def _written(path: Path, content: RunReport) -> bool:
-    try:
-        write(content, path)
-    except OSError as error:
-        say(f"{path}: {error.strerror}; free space, or give --output another place")
-        return False
-    return True
 
 
 class FleetPairsOptions(EnvironmentOptions, JsonOption):

@@ -6,10 +6,9 @@ from typing import Annotated, Final
 import click
 import msgspec
 
-from envcheck import safe_files
 from envcheck.cli import Settings
 from envcheck.cli.options import FILE, Argument, Duration, Option, Options, command_with
-from envcheck.cli.report_output import apart
+from envcheck.cli.report_output import apart, kept
 from envcheck.cli.shared.process import say
 from envcheck.counting import printable
 from envcheck.errors import refuse
@@ -59,7 +58,4 @@ def _report(seen: WatchRecord, options: WatchOptions, *, quiet: bool) -> None:
     files |= {options.html: page(seen).encode()} if options.html else {}
     for path, text in files.items():
         if path is not None:
-            try:
-                safe_files.replace(path, text)
-            except OSError as error:
-                say(f"{path}: {error.strerror}; the command's exit code stands")
+            kept(path, text, "the command's exit code stands")
