@@ -21,9 +21,8 @@ def data_path(name: str) -> Path:
 def own_images(instead: str = "--images DIR") -> Path:
     """Return the images/ that may be written: the checkout's. An installed package's own data is left as it is."""
     if (_PACKAGE / "_data").exists():
-        refuse(
-            "this envcheck is installed, its images/ are not yours to change", f"give {instead}, or work in a checkout"
-        )
+        why = "this envcheck is installed, its images/ are not yours to change"
+        refuse(why, f"give {instead}, or work in a checkout")
     return data_path("images")
 
 

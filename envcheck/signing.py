@@ -119,10 +119,8 @@ def load_private(path: Path, secret: bytes | None = None) -> PrivateKey:
         refuse(f"{path}: the key has a password, and none was given", f"set {PASSWORD}")
     except (ValueError, UnsupportedAlgorithm) as error:
         if secret and encrypted:
-            refuse(
-                f"{path}: the password does not open this key, or the file is damaged",
-                f"set {PASSWORD} to the password of this key",
-            )
+            why = f"{path}: the password does not open this key, or the file is damaged"
+            refuse(why, f"set {PASSWORD} to the password of this key")
         raise _no_key(path, "damaged, or of an unknown kind", "private") from error
     if not isinstance(key, _Private):
         raise _no_key(path, "of another kind", "private")

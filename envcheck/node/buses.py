@@ -77,10 +77,8 @@ def aer_total(text: str) -> int | None:
 
 def _bridges(bus: Path) -> list[dict[str, Any]]:
     """Return each bridge above a GPU: bus_id, `gpus` below it, and what of ACS is `enabled`; root alone may read it."""
-    return [
-        {"bus_id": bridge, "gpus": gpus, "enabled": acs(_config(bus / bridge))}
-        for bridge, gpus in sorted(above(bus).items())
-    ]
+    below = sorted(above(bus).items())
+    return [{"bus_id": bridge, "gpus": gpus, "enabled": acs(_config(bus / bridge))} for bridge, gpus in below]
 
 
 def above(bus: Path) -> dict[str, list[str]]:

@@ -53,10 +53,7 @@ FACTS: dict[str, ValueType] = {
 
 
 def collect(root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> Snapshot:
-    """Read every signal of this node, all sources at once; takes well under a second where each of them answers.
-
-    One that hangs costs its own time limit (signal_source.TIMEOUT, nvml.TIMEOUT) and its own signals: they say so.
-    """
+    """Read every signal of this node, all sources at once; one that hangs costs its own time limit and signals."""
     signals, gpus = signal_source.read(sources(root, environ))
     return Snapshot(now(), _with_driver(signals), list(gpus))
 

@@ -250,10 +250,8 @@ def _pairs(nvml: Any) -> list[dict[str, Any]]:
     def allowed(a: Any, b: Any) -> dict[str, str]:
         return {name: _word(_STATUSES, nvml.nvmlDeviceGetP2PStatus(a, b, cap)) for name, cap in _CAPS.items()}
 
-    return [
-        {"a": a, "b": b, **allowed(handles[a], handles[b]), "path": _path(nvml, handles[a], handles[b])}
-        for a, b in itertools.combinations(range(len(handles)), 2)
-    ]
+    pairs = itertools.combinations(enumerate(handles), 2)
+    return [{"a": a, "b": b, **allowed(x, y), "path": _path(nvml, x, y)} for (a, x), (b, y) in pairs]
 
 
 def _path(nvml: Any, a: Any, b: Any) -> str | None:

@@ -67,10 +67,7 @@ def run(
 def output(
     tool: Path, *arguments: str, timeout: float = _TIMEOUT, environment: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """Return what a tool prints; `environment` is set over this process's own.
-
-    Raises OSError, saying why, where it cannot be started, fails, or takes longer than `timeout` seconds.
-    """
+    """Return what a tool prints; an OSError says why it cannot be started, fails, or takes longer than `timeout`."""
     done = run([str(tool), *arguments], timeout, 0.0, {**os.environ, "LC_ALL": "C", **environment}, group=True)
     if done.code is None:
         raise TimeoutError(0, f"no answer in {timeout:g} s", str(tool))
@@ -84,10 +81,7 @@ def output(
 
 
 def of_envcheck(module: str, call: str) -> tuple[list[str], dict[str, str]]:
-    """Return the command and the environment of a process that imports a module of envcheck's and makes a call.
-
-    The working directory is not on its path: a json.py that lies there is not ours.
-    """
+    """Return command and environment of a process that makes a call in our module; a json.py of the cwd is not ours."""
     code = f"import sys\nsys.path[:] = [place for place in sys.path if place]\nimport {module}\n{module}.{call}"
     # An empty entry would be the working directory again.
     places = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -126,10 +120,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def die_first() -> None:
-    """Have the kernel end this process and its children, rather than what it shares the memory with, where that ends.
-
-    Else it may end the process above, and all checks that were to come with it, or another user's job.
-    """
+    """Have the kernel end this process before what shares its memory: the one above it, or another user's job."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 

@@ -136,10 +136,7 @@ def _other_models(before: RunReport, after: RunReport) -> bool:
 
 
 def _apart(before: RunReport, after: RunReport) -> set[tuple[str, str]]:
-    """Return the changes of status that say nothing, as a check skips by the mode and the number of its ranks.
-
-    With fewer GPUs than before, a pass that is a skip now is worse all the same: they may be lost.
-    """
+    """Return the changes of status that say nothing, by mode and ranks; a skip for fewer GPUs is worse."""
     old, new = ((r.mode, len(phrases.devices(r.environment)), r.plan.nproc) for r in (before, after))
     if old == new or (old[0] == "gpu" and old[:2] == new[:2]):
         return set()

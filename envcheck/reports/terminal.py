@@ -241,10 +241,7 @@ def _room(told: Sequence[tuple[str, str]], lines: list[int]) -> list[int]:
 
 
 def _in_short(outcome: OutcomeRow) -> list[tuple[str, str]]:
-    """Return why, the value beside its limit, where, what to do, and the last line of a log that says something.
-
-    Where and what to do are those of the findings that made the outcome what it is.
-    """
+    """Return why, value and limit, where and what to do by the findings that decided, and the last telling line."""
     told = dict(phrases.particulars(outcome))
     value = "; ".join(filter(None, (told.get("value"), f"limit {told['limit']}" if "limit" in told else "")))
     own = [finding for finding in outcome.findings if finding.status == outcome.status]

@@ -197,10 +197,7 @@ def _times(plan: Plan, done: Mapping[str, OutcomeRow]) -> dict[str, int]:
 
 
 def to_do(plan: Plan, done: Mapping[str, OutcomeRow], elapsed: float) -> list[PlannedCheck]:
-    """Return the checks of the round to come: those done least often. None when the run is over.
-
-    A round that has begun is finished, so every check is done equally often, and at least once.
-    """
+    """Return the checks of the round to come, done least often: one that has begun is finished. None at the end."""
     times = _times(plan, done)
     least, most = min(times.values()), max(times.values())
     more = least < plan.repeat or (plan.duration is not None and elapsed < plan.duration)

@@ -64,10 +64,7 @@ _P2P_FIX: Final = (
 def decide(
     module: CheckModule, view: View, ranks: Ranks | None = None, details: Mapping[str, Any] | None = None
 ) -> Outcome:
-    """Judge one check, then apply OUTCOME_RULES; `details` say how the ranks ran (fork_server.KEPT).
-
-    What is unknown, and a judge that breaks or contradicts itself, is an error.
-    """
+    """Judge one check, then apply OUTCOME_RULES; `details`: how its ranks ran (KEPT). A broken judge is an error."""
     outcome = apply_rules(_judged(module, view, ranks), Evidence(module, view, details or {}))
     if (gpus := len(view.snapshot.gpus)) > 1:
         every = rf"{re.escape(numbered('GPU', range(gpus)))}(?!\d)"

@@ -61,10 +61,7 @@ class Events:
 
 
 def stretch(took: float, planned: float | None) -> float:
-    """Return by how much the limits of checks grow on a machine that took so long to start Python and torch.
-
-    A slow disk or a busy machine slows the checks too. It is 1 where nothing was `planned`, and at most 10.
-    """
+    """Return by how much the limits of checks grow where Python and torch start slowly: 1 (also unplanned) to 10."""
     return min(max(took / planned, 1.0), MOST_STRETCH) if planned else 1.0
 
 
@@ -292,10 +289,7 @@ def kept(done: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def worth_another_try(done: Mapping[str, Any], environment: Mapping[str, str], *, gpu: bool, world: int) -> bool:
-    """Return whether a group of GPU ranks hung that had peer-to-peer, so that it may pass without.
-
-    It has also hung where NCCL's watchdog ended a rank (SIGABRT) before the check's own limit.
-    """
+    """Return whether GPU ranks with peer-to-peer hung, or were ended by NCCL's watchdog, and may pass without it."""
     hung = bool((done.get("error") or {}).get("hung"))
     return gpu and world > 1 and hung and any(environment.get(name) != value for name, value in P2P_OFF.items())
 
