@@ -40,9 +40,6 @@ DEMO, OTHER = WHEELS
 PACKAGES = [LockedPackage(name.split("-")[0], (digest,), version=name.split("-")[1]) for name, digest in HASHES.items()]
 
 
-_JSON = "application/vnd.pypi.simple.v1+json"
-
-
 @dataclasses.dataclass
 class Faults:
     """What a mirror does wrong."""
@@ -83,7 +80,8 @@ def page(project: str, faults: Faults) -> Answer:
     if faults.other_size:
         file = {"filename": actual, "url": f"/files/{actual}", "size": len(WHEELS[actual])}
         file |= {"hashes": {"sha256": digest}}
-        return Answer(200, json.dumps({"files": [file]}).encode(), {"Content-Type": _JSON})
+        body, kind = json.dumps({"files": [file]}), "application/vnd.pypi.simple.v1+json"
+        return Answer(200, body.encode(), {"Content-Type": kind})
     body = f'<a href="/files/{actual}{"" if faults.no_hash else f"#sha256={digest}"}">{actual}</a>'
     return Answer(200, body.encode(), {"Content-Type": faults.kind})
 
