@@ -182,7 +182,8 @@ def parse_pylock(data: bytes) -> list[Pin]:
     for package in msgspec.toml.decode(data, type=dict[str, Any]).get("packages", []):
         hashes = [wheel.get("hashes", {}).get("sha256") for wheel in package.get("wheels", [])]
         if not hashes or None in hashes:
-            refuse(f"the index lists no sha256 for {package['name']}", "use an index that lists them", UnavailableError)
+            what = f"the index lists no sha256 for {package['name']} {package['version']}"
+            refuse(what, "use an index that lists them", UnavailableError)
         pins.append(
             Pin(name=canonicalize_name(package["name"]), version=package["version"], sha256=sorted(set(hashes)))
         )
