@@ -138,14 +138,13 @@ def resolve(
             if row.legal
             for cell in row.cells()
         ],
-        rejected=[
-            RejectedCombination(
-                torch=row.torch, variant=row.variant, verdict=row.verdict.name, reason=row.verdict.reason
-            )
-            for row in ranking
-            if not row.legal
-        ],
+        rejected=[_rejected(row) for row in ranking if not row.legal],
     )
+
+
+def _rejected(row: Candidate) -> RejectedCombination:
+    verdict = row.verdict
+    return RejectedCombination(torch=row.torch, variant=row.variant, verdict=verdict.name, reason=verdict.reason)
 
 
 def _nightly(version: str, best: Candidate) -> str:
