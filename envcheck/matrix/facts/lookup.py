@@ -244,11 +244,14 @@ def find_gpu(matrix: Matrix, name: str) -> GpuModel | None:
     """
     if _APPLE.fullmatch(name):
         return None
-    known, product = _by_key(matrix), product_name(name)
-    model = _key(_CUT.sub("", product))
+    product = product_name(name)
+    model, cut = _key(_CUT.sub("", product)), _CUT.search(product)
+    known = _own_names(matrix)
+    if cut or model not in known:  # to read the 500 further names takes a tenth of the start of `envcheck resolve`
+        known = {**_further(), **known}
     short = {f"RTX{model}", f"GTX{model}"} if re.match(r"\d|PRO|A\d{4}", model) else set()
     found = [known[key] for key in (model, *sorted(short)) if key in known][:1]
-    if _CUT.search(product) and re.search(r"\d", model):
+    if cut and re.search(r"\d", model):
         start = re.sub("(?:NVIDIA|TESLA|GEFORCE) ", "", _CUT.sub("", product).upper())
         # A form factor's start tells them apart: no "A800 40GB Active" begins with A800-SXM.
         longer = start if _FORM.fullmatch(re.split(r"[\s-]", start)[-1]) else ""
@@ -276,8 +279,8 @@ def same_gpu(matrix: Matrix, one: str, other: str) -> bool:
     return one == other if by_letter else models[0] == models[1]
 
 
-def _by_key(matrix: Matrix) -> dict[str, GpuModel | _Named]:
-    return _further() | {_key(alias): gpu for gpu in reversed(matrix.gpus) for alias in (gpu.name, *gpu.aliases)}
+def _own_names(matrix: Matrix) -> dict[str, GpuModel | _Named]:
+    return {_key(alias): gpu for gpu in reversed(matrix.gpus) for alias in (gpu.name, *gpu.aliases)}
 
 
 def all_gpus(matrix: Matrix) -> list[GpuModel]:
@@ -325,7 +328,7 @@ def suggest(matrix: Matrix, name: str) -> list[str]:
     """Return up to five names of one generation that `name` may have been meant to be, nearest first."""
     import difflib  # noqa: PLC0415 (only for a name that is wrong)
 
-    names = {key: row.name for key, row in _by_key(matrix).items()}
+    names = {key: row.name for key, row in {**_further(), **_own_names(matrix)}.items()}
     model = _key(_CUT.sub("", product_name(name)))
     near = difflib.get_close_matches(model, names, n=12, cutoff=0.65)
     near += [alias for alias in sorted(names) if model and model in alias and alias not in near]

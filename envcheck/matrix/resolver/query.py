@@ -150,7 +150,7 @@ def _wrong(facts: Facts, query: Query) -> Iterator[ConfigError]:
         elif facts.capability(cc) is None and key(cc) < key(capabilities[-1]):
             message = f"--cc {cc}: the matrix has no fact about it or its neighbours; it has {', '.join(capabilities)}"
             yield ConfigError(message, fix=f"read it with {READ_CC}")
-    named = [name for name in query.gpus if other_accelerator(name) is None]
+    named = [name for name in query.gpus if find_gpu(facts.matrix, name) or other_accelerator(name) is None]
     reads: list[Callable[[], object]] = [partial(facts.device, name) for name in named]
     reads.append(partial(matching, [], query.torch))
     for read in reads:
