@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from envcheck.errors import ConfigError, NotFoundError, PromiseError, UnavailableError
+from envcheck.mirrors.fetch import download
 from envcheck.mirrors.fetch.request import FetchedFile, StoppedError, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch, fetch_all
 from envcheck.mirrors.hub import git_sha1
-from envcheck.mirrors.net import responses
+from envcheck.mirrors.net import network_errors, responses
+from envcheck.mirrors.net.client import Client
 from tests.http_server import RawServer, deaf
 from tests.mirrors.fetch.conftest import CONTENT, Lab
 
@@ -268,16 +270,21 @@ def test_files_of_no_byte_and_small_files(lab: Lab) -> None:
     assert len(many.requests) == 1
 
 
-def test_retry_after_is_waited_for_and_told_once(lab: Lab) -> None:
-    for dated in (False, True):
-        until = int(time.time()) + 2
-        message, least = (email.utils.formatdate(until, usegmt=True), 0.8) if dated else ("1", 0.9)
+def test_retry_after_is_waited_for_and_told_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A date is a second away however late its request is, and no other request begins before the first is answered.
+    now = 1_800_000_000
+    monkeypatch.setattr(network_errors, "time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr(download, "_INTRODUCTION", 60.0)
+    patient = Client(connect=60.0, read=60.0, connections=4)
+    for message in ("1", email.utils.formatdate(now + 1, usegmt=True)):
         server = lab.serve(status=429, retry_after=message, first=1)
         want = lab.want(server)
-        lab.fetch(want)
-        assert server.requests[1].time - server.requests[0].time >= least
+        lab.fetch(want, client=patient)
+        assert server.requests[1].time - server.requests[0].time >= 0.9
+        assert [note for note in lab.notes if server.netloc in note] == [
+            f"{server.netloc}: it answers 429 and asks to wait 1 s"
+        ]
         want.path.unlink()
-    assert len([note for note in lab.notes if "it answers 429 and asks to wait" in note]) == 2
 
 
 def test_a_source_that_asks_for_days_in_the_middle_is_given_up_and_what_came_is_kept(lab: Lab) -> None:
