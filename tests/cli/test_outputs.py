@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -228,13 +227,21 @@ def test_a_dash_prints_the_report_and_is_no_file_of_that_name(start: Start, tmp_
 
 
 def test_a_pipe_takes_one_report(start: Start, tmp_path: Path) -> None:
-    for name in ("whole", "page"):
-        os.mkfifo(tmp_path / name)
-    running = start("-o", str(tmp_path / "whole"), "--html", str(tmp_path / "page"))
-    with ThreadPoolExecutor() as readers:
-        whole, page = readers.map(Path.read_text, (tmp_path / "whole", tmp_path / "page"))
-    out, err = running.communicate()
-    assert running.returncode == 0, out + err
+    pipes = [tmp_path / "whole", tmp_path / "page"]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    # Who reads a pipe that nobody opens waits for ever, and a program can be killed.
+    readers = [subprocess.Popen(["sh", "-c", 'exec cat "$1" > "$1.out"', "sh", pipe]) for pipe in pipes]
+    try:
+        running = start("-o", str(pipes[0]), "--html", str(pipes[1]))
+        out, err = running.communicate(timeout=120)
+        assert running.returncode == 0, out + err
+        assert [reader.wait(60) for reader in readers] == [0, 0]
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.wait()
+    whole, page = (pipe.with_suffix(".out").read_text() for pipe in pipes)
     assert (json.loads(whole)["verdict"]["exit_code"], page[:9]) == (0, "<!DOCTYPE")
 
 
