@@ -249,6 +249,19 @@ def test_the_progress_line(choices: dict[str, Any], now: str, message: str) -> N
 
 
 @each(
+    ("choices", "message"),
+    [
+        ({}, "about 12 s"),
+        ({"repeat": 3}, "3 times, about 36 s"),
+        ({"duration": 60.0}, "again and again for 60 s"),
+        ({"budget": 8.0}, "about 12 s if all; 1 expected to fit into 8 s"),
+    ],
+)
+def test_how_long_a_plan_takes(choices: dict[str, Any], message: str) -> None:
+    assert phrases.extent(plan(2.0, 10.0, **choices)) == message
+
+
+@each(
     ("gpus", "least_ranks", "fitting", "message"),
     [
         (1, 1, ["x"], "10 s"),

@@ -100,6 +100,13 @@ def test_a_model_without_limits_is_reported_and_not_judged(check: Any, h100: Vie
     assert "reported, not judged (no limit known for NVIDIA X9000)" in outcome.summary
 
 
+@each("path", memory_bandwidth.PATHS)
+def test_a_copy_that_nobody_compared_fails(h100: View, path: str) -> None:
+    ranks = entries(memory_bandwidth, h100)
+    ranks[3]["right"][path] = None
+    assert memory_bandwidth.judge(h100, ranks).code == "data.wrong"
+
+
 def across(view: View, name: str, rate: float, memory: float = 900.0, **link: int) -> str:
     gpu = view.snapshot.gpus[0]
     values = {"HBM copy": memory, "host to GPU": rate, "GPU to host": rate}

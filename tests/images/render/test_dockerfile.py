@@ -54,6 +54,13 @@ def test_committed_images_are_what_rendering_gives_no_more_and_no_less() -> None
     assert drift(data_path("images"), files) == []
 
 
+def test_the_lint_catches_what_it_is_for() -> None:
+    lines = ["RUN x --extra-index-url y", "RUN x https://mirror.example/s", "ADD a b", "# syntax=docker/dockerfile:1"]
+    lines += ["FROM debian:latest AS os", "ARG HF_TOKEN", "RUN chown -R 1 /o", "# written 2026-11-21"]
+    assert {*offences("\n".join(lines))} == {*FORBIDDEN}
+    assert [line for line in lines if not offences(line)] == []
+
+
 def test_committed_images_name_no_url_no_mirror_no_date_and_no_secret() -> None:
     files = [path for path in data_path("images").rglob("*") if path.is_file()]
     assert {str(path): offences(path.read_text()) for path in files if offences(path.read_text())} == {}
