@@ -177,5 +177,5 @@ def test_the_bytes_of_the_image_are_accounted_for(image: Image, machine: Machine
     assert document["total"] == sum(layer["bytes"] for layer in document["layers"])
     missing = machine.envcheck("images", "size", "no/such:image", "--engine", "docker")
     assert missing.returncode == 2
-    assert missing.stderr.startswith("envcheck: docker has no image no/such:image; build it with")
+    assert missing.stderr.startswith("envcheck: docker has no image no/such:image; build it (`envcheck build`)")
     assert missing.stderr.count("\n") == 1
