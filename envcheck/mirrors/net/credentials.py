@@ -55,8 +55,9 @@ class HostCredential(Secret, frozen=True):
         """Return the header for a URL of that host, else None."""
         scheme, hostname, port = origin = origin_of(url)
         # Another port of a host may be another user's.
-        ports = (443,) if self.host == hostname else (port,) if self.host == host_of(url) else ()
-        is_named = origin in self.named and self.host in {hostname, host_of(url)}
+        names = {host_of(url), f"{host_of(url).removesuffix(f':{port}')}:{port}"}
+        ports = (443,) if self.host == hostname else (port,) if self.host in names else ()
+        is_named = origin in self.named and self.host in {hostname, *names}
         if not is_named and (scheme != "https" or port not in ports):
             return None
         if self.missing:
@@ -100,10 +101,12 @@ def _hosts(path: Path) -> dict[str, tuple[str, str, str]]:
         return dict(netrc.netrc(f"/proc/self/fd/{file.fileno()}").hosts)
 
 
-def host_credentials(profile: Profile, environ: Mapping[str, str] | None = None) -> list[HostCredential]:
+def host_credentials(
+    profile: Profile, *more_urls: str, environ: Mapping[str, str] | None = None
+) -> list[HostCredential]:
     """Return the logins of a profile's `credentials`, with the secrets read from their variables and files."""
     environ = os.environ if environ is None else environ
-    named = frozenset(origin_of(url) for url in profile_urls(profile) if "://" in url)
+    named = frozenset(origin_of(url) for url in [*profile_urls(profile), *more_urls] if "://" in url)
     exact = sorted(profile.credentials.items(), key=lambda pair: ":" not in pair[0])
     return [_host_credential(host, secret, named, environ) for host, secret in exact]
 
@@ -150,7 +153,7 @@ def logins(profile: Profile, *more_endpoints: str, environ: Mapping[str, str] | 
     tokens = [OriginLogin(url, f"Bearer {own}") for url in endpoints if own and own.isprintable()]
     named = [*profile_urls(profile), *more_endpoints]
     return [
-        *host_credentials(profile, environ),
+        *host_credentials(profile, *more_endpoints, environ=environ),
         *tokens,
         *([Netrc(Path(profile.netrc), named)] if profile.netrc else []),
     ]

@@ -23,7 +23,9 @@ _TLS_ADVICE: Final = {
     **dict.fromkeys((62, 64), "use the host name that its certificate has"),
 }
 _NO_TLS: Final = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}
-_LOGIN: Final = "add a login for this host to the profile (`netrc:` or `credentials:`)"
+_LOGIN: Final = (
+    "add a login for this host (on another port than 443: HOST:PORT) to the profile (`netrc:` or `credentials:`)"
+)
 _GATED: Final = "accept its terms on its page, set `hf: {token: allow}`, and let a fine-grained token read gated ones"
 _STATUS_ADVICE: Final[Mapping[int, str]] = {
     HTTPStatus.PROXY_AUTHENTICATION_REQUIRED: "add the proxy's user and password to http_proxy or https_proxy",

@@ -13,6 +13,8 @@ from envcheck.mirrors.profiles.model import host_of, redacted
 
 _SECURE: Final = "https"
 _PORTS: Final = {"http": 80, _SECURE: 443}
+# Where the clouds of Alibaba and, over IPv6, AWS have it; the others' is link-local.
+_METADATA: Final = {"100.100.100.200", "fd00:ec2::254"}
 _HASH: Final = re.compile(r"(md5|sha[0-9]+)=(.*)", re.DOTALL)
 
 
@@ -57,11 +59,12 @@ def redirect_target(url: str, target: str) -> str:
     if scheme not in _PORTS or not hostname or (urlsplit(url).scheme == _SECURE and scheme != _SECURE):
         message = f"{host_of(url)} redirects to {scheme or 'no URL'}, which is not trusted"
         raise ValueError(message)
-    address = _address(hostname)
+    address, here = _address(hostname), urlsplit(url).hostname or ""
     # A cloud's metadata at 169.254.169.254 gives this machine's own tokens, too (oras-go, GHSA-xf85-363p-868w).
-    own = is_loopback(hostname) or (address is not None and address.is_link_local)
-    if own and not is_loopback(urlsplit(url).hostname or ""):
-        message = f"{host_of(url)} redirects to this machine's own {hostname}, which is not trusted"
+    near = address is not None and (address.is_link_local or str(address) in _METADATA) and hostname != here
+    if near or (is_loopback(hostname) and not is_loopback(here)):
+        what = "the link-local or metadata address" if near else "this machine's own"
+        message = f"{host_of(url)} redirects to {what} {hostname}, which is not trusted"
         raise ValueError(message)
     return location
 

@@ -156,18 +156,26 @@ def test_a_compressed_bomb_is_cut_off(servers: Servers) -> None:
 
 
 # As the resolver reads them, and where a cloud gives tokens (oras-go, GHSA-xf85-363p-868w).
-METADATA = ["169.254.169.254", "[fe80::1]", "2852039166"]
+METADATA = ["169.254.169.254", "[fe80::1]", "2852039166", "100.100.100.200", "[fd00:ec2::254]"]
 SPELT = ["127.1", "0", "0177.0.0.1", "0x7f000001", "2130706433"]
 
 
 @each(
     "host",
-    ["127.0.0.1", "localhost", "[::1]", "127.9.9.9", "0.0.0.0", "[::ffff:127.0.0.1]", "a.localhost", *SPELT, *METADATA],
+    ["127.0.0.1", "localhost", "[::1]", "127.9.9.9", "0.0.0.0", "[::ffff:127.0.0.1]", "a.localhost", *SPELT],
 )
 def test_a_redirect_from_another_host_to_this_machine_is_refused(host: str) -> None:
     with pytest.raises(ValueError, match="this machine's own"):
         redirect_target("https://mirror.example/a", f"https://{host}/b")
     assert redirect_target("http://127.0.0.1:1/a", "http://127.0.0.1:2/b") == "http://127.0.0.1:2/b"
+
+
+@each("host", METADATA)
+def test_a_redirect_to_a_link_local_address_is_followed_from_itself_alone(host: str) -> None:
+    for url in ("https://mirror.example/a", "http://127.0.0.1:8080/", "http://169.254.10.1/a"):
+        with pytest.raises(ValueError, match="the link-local or metadata address"):
+            redirect_target(url, f"https://{host}/b")
+    assert redirect_target(f"http://{host}/simple/torch", "torch/") == f"http://{host}/simple/torch/"
 
 
 @each("name", ["tor\0ch", "torch\x1b[2J", "torch\u202egpj", "torch\n", "torch\u2028", "../torch"])

@@ -101,11 +101,21 @@ def test_huggingface_s_own_token_goes_where_the_profile_says(
 def test_a_credential_of_a_port_is_for_that_port_and_comes_first() -> None:
     named = {"x.example": Credential(token_env="A"), "x.example:444": Credential(token_env="B")}  # noqa: S106
     profile = Profile(name="p", pypi=[Index(url="https://x.example:446/simple")], credentials=named)
-    known = net_credentials.host_credentials(profile, {"A": "a", "B": "b"})
+    known = net_credentials.host_credentials(profile, environ={"A": "a", "B": "b"})
     assert sent_header(known, "https://x.example:444/f") == "Bearer b"
     assert sent_header(known, "https://X.example/f") == sent_header(known, "https://x.example:446/f") == "Bearer a"
     for other in ("https://y.example:444/f", "https://x.example:445/f", "http://x.example/f", "http://x.example:444/f"):
         assert sent_header(known, other) is None  # another port of the host may be another user's
+
+
+def test_a_credential_of_the_usual_port_and_of_a_named_endpoint_is_sent() -> None:
+    usual = {"x.example:443": OWN, "y.example:80": OWN, "z.example": OWN}
+    profile = Profile(name="p", pypi=[Index(url="http://y.example/simple")], credentials=usual)
+    known = logins(profile, "https://z.example:8443", environ={"OWN": "own"})
+    for url in ("https://x.example/f", "https://x.example:443/f", "http://y.example/f", "https://z.example:8443/f"):
+        assert sent_header(known, url) == "Bearer own"
+    for url in ("https://x.example:8443/f", "http://x.example/f", "https://y.example/f", "https://z.example:8444/f"):
+        assert sent_header(known, url) is None
 
 
 def test_a_token_s_file_is_read_as_huggingface_hub_does(tmp_path: Path) -> None:
