@@ -8,6 +8,7 @@ import platform
 import re
 import time
 from collections.abc import Collection, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -45,9 +46,10 @@ _OF_HARDWARE: Final = frozenset(
 )
 _OF_SYSTEM: Final = frozenset({"memlock", "name-resolution", "shm"})
 # Links are trained, fabrics set up and ports configured in the minutes after a boot (NVIDIA/NVSentinel#1701).
-_AFTER_BOOT: Final = frozenset({"fabric", "gpu-visible", "infiniband", "nvlink", "p2p-status"})
+_AFTER_BOOT: Final = frozenset({"fabric", "infiniband", "nvlink", "p2p-status"})
+_NOT_READY: Final = 802  # what cuInit says before a fabric is set up, or a partition of shared switches made
 _SETTLED: Final = 600.0
-_UNPARTITIONED: Final = ("fabric.shared", "fabric.unsure")
+_UNPARTITIONED: Final = ("fabric.shared", "fabric.unpartitioned", "fabric.unsure")
 # What a run adds where no GPU, or no torch, is there to be seen; no check of these names ever passes.
 _BY_GPU: Final = ("require-gpu", LOST_GPUS)
 
@@ -74,7 +76,8 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What a run came to. `check` and `summary` are of the first outcome that decided; empty for a pass.
 
     `of_node`: hardware, driver or operating system of the node failed, not the environment alone; `node_unsure`: a
-    check of them gave no answer. `covered` are the checks that found nothing, `again` those that failed or gave none.
+    check of them gave no answer; `settling`: only what is set up after a boot failed, soon after one. `covered` are the
+    checks that found nothing, `again` those that failed or gave none.
     """
 
     schema: Literal["envcheck/gate/1"] = "envcheck/gate/1"
@@ -91,6 +94,7 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     only_gpu_required: bool = False
     of_node: bool = False
     node_unsure: bool = False
+    settling: bool = False
     covered: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
 
@@ -141,7 +145,11 @@ def of_report(report: RunReport, subject: GatedEnvironment, at: Boot) -> NodeVer
         return None
     status = report.verdict.status
     failed = [row for row in report.outcomes if row.status == "fail"]
-    young = at.uptime < _SETTLED and all(row.id in _AFTER_BOOT or row.code == _GPU_REQUIRED for row in failed)
+    ran = datetime.fromisoformat(report.ended) - datetime.fromisoformat([report.started, *report.resumed][-1])
+    late = _AFTER_BOOT | ({"gpu-visible", _GPU_REQUIRED} if report.environment.get("cuinit") == _NOT_READY else set())
+    young = at.uptime - max(0.0, ran.total_seconds()) < _SETTLED and all(
+        not late.isdisjoint({row.id, row.code}) for row in failed
+    )
     if "error" in report.environment and {(row.kind, row.code) for row in failed} == {("env", _GPU_REQUIRED)}:
         status = "error"
     decided = [row for row in report.outcomes if row.status == status != "pass"]
@@ -165,6 +173,7 @@ def of_report(report: RunReport, subject: GatedEnvironment, at: Boot) -> NodeVer
         node_unsure=any(
             (row.kind, row.status) == ("node", "error") and of_node(row, report) for row in report.outcomes
         ),
+        settling=bool(failed) and young,
         covered=tuple(covered),
         again=tuple(row.id for row in report.outcomes if row.status in ("fail", "error")),
     )
@@ -175,7 +184,8 @@ def of_node(row: OutcomeRow, report: RunReport) -> bool:
     if row.id == "gpu-visible" or row.code == _GPU_REQUIRED:
         # A torch without CUDA sees no GPU on a sound node, nor does one before a partition of shared switches is made;
         # what NVML does not show, no torch can see.
-        unable = not report.environment.get("cuda") or any(other.code in _UNPARTITIONED for other in report.outcomes)
+        codes = {other.code for other in report.outcomes if report.environment.get("cuinit") == _NOT_READY}
+        unable = not report.environment.get("cuda") or not codes.isdisjoint(_UNPARTITIONED)
         return not unable or (row.kind == "node" and row.code == _GPU_REQUIRED)
     system = _OF_SYSTEM if report.target.kind == "python" else frozenset()
     return row.id not in _OF_ENVIRONMENT if row.kind == "node" else row.id in _OF_HARDWARE | system

@@ -129,7 +129,6 @@ def sources(root: Path, environ: Mapping[str, str]) -> Sources:
     limits, processes, shared = root / "proc/self/limits", root / "proc", root / "dev/shm"
     # Of a driver in a container of its own first (GPU operator).
     managers = [root / at / "usr/share/nvidia/nvswitch/fabricmanager.cfg" for at in ("run/nvidia/driver", ".")]
-    manager = next(filter(Path.is_file, managers), managers[-1])
     return {
         "host.name": Source(text, lambda: system.node or None, "uname"),
         "host.arch": Source(text, lambda: system.machine, "uname"),
@@ -139,7 +138,7 @@ def sources(root: Path, environ: Mapping[str, str]) -> Sources:
         "host.cpu": of_file(text, cpus, lambda said: after(said, "model name", ":")),  # Arm's kernels give none
         "host.hypervisor": of_file(flag, cpus, hypervisor),
         "host.memory_total": of_file(number, root / "proc/meminfo", lambda said: meminfo(said).get("MemTotal"), "B"),
-        "host.fabric_mode": of_file(text, manager, lambda said: after(said, "FABRIC_MODE", "=")),
+        "host.fabric_mode": Source(text, lambda: _fabric_mode(managers), managers[-1]),
         "host.gpu_modules": of_file(listed(text), root / "proc/modules", gpu_modules),
         "host.hugepages": of_file(text, huge, lambda said: _CHOSEN.findall(said)[0]),
         "host.hugepages_free": Source(number, lambda: _huge_free(pages), pages, "B"),
@@ -153,6 +152,11 @@ def sources(root: Path, environ: Mapping[str, str]) -> Sources:
         "clock.synchronized": Source(flag, clock_synchronized, "adjtimex"),
         **_disks(root, environ),
     }
+
+
+def _fabric_mode(files: list[Path]) -> str | None:
+    file = next(filter(os.path.isfile, files), files[-1])  # Path.is_file raises in a mount that is dead
+    return after(file.read_text(errors="replace"), "FABRIC_MODE", "=")
 
 
 def _numa_cpus(nodes: Path) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """`envcheck fleet gate`: exit codes, the drain, and that a fresh verdict starts nothing."""
 
+import math
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from msgspec import structs
 
 from envcheck.cli import Settings
 from envcheck.cli.commands import gate as command_module
+from envcheck.errors import UnavailableError
 from envcheck.fleet import gate as verdicts
 from envcheck.fleet.gate import GatedEnvironment, NodeVerdict, fingerprint, this_boot
 from envcheck.runner.local_python import others_may_change
@@ -226,6 +228,18 @@ def test_in_a_pod_a_failure_marks_the_node_and_a_pass_takes_that_back(monkeypatc
     result = gate("--drain")
     assert (result.exit_code, marks) == (0, [("n7", "ecc", "envcheck: ecc: 2 errors"), ("n7", "", "")])
     assert "warning: n7 is not marked as fit: 403" in result.stderr
+
+
+def test_a_pod_does_not_start_while_links_train_and_slurms_prolog_admits(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = report(row("nvlink", "fail", kind="node"))
+    monkeypatch.setattr("envcheck.fleet.gate.run_checks", lambda *_, **__: found)
+    monkeypatch.setattr("envcheck.fleet.gate._SETTLED", math.inf)
+    assert gate("--on-error", "admit").exit_code == 0
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("NODE_NAME", "n7")
+    monkeypatch.delenv("SLURMD_NODENAME")
+    result = typed("--python", sys.executable, "--on-error", "admit")
+    assert isinstance(result.exception, UnavailableError), "its container is tried again"
 
 
 def test_while_users_hold_the_gpus_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:

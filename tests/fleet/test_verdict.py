@@ -69,11 +69,19 @@ def test_what_is_fresh_and_of_this_environment_answers(kept: NodeVerdict, questi
 
 def test_links_that_are_trained_after_a_boot_drain_no_node_until_it_has_settled() -> None:
     training = report(row("nvlink", "fail", kind="node"), row("kernels", "fail", code="gpu.required"))
-    broken = report(row("nvlink", "fail", kind="node"), row("ecc", "fail", kind="node"))
-    for run, uptime, status in ((training, 120.0, "error"), (training, 700.0, "fail"), (broken, 120.0, "fail")):
+    ready, broken = training, report(row("nvlink", "fail", kind="node"), row("ecc", "fail", kind="node"))
+    training = structs.replace(ready, environment={**ready.environment, "cuinit": 802})
+    for run, uptime, status in (
+        (training, 120.0, "error"),
+        (training, 640.0, "error"),  # it began a minute before
+        (training, 700.0, "fail"),
+        (broken, 120.0, "fail"),
+        (ready, 120.0, "fail"),
+    ):
         made = gate.of_report(run, PYTHON, structs.replace(NOW, uptime=uptime))
         assert made is not None
         assert (made.status, made.of_node, made.check) == (status, status == "fail", "nvlink")
+        assert made.settling == (status == "error")
 
 
 def test_a_pass_of_a_lower_level_does_not_hide_what_a_higher_one_found() -> None:
@@ -134,6 +142,8 @@ def test_a_fault_is_the_nodes_or_that_of_the_environment_on_it(failed: Any, of_n
     seen = of_node and failed.id not in ("gpu-visible", "kernels")
     assert of_report(cpu_wheel).of_node == seen
     waiting = structs.replace(run, outcomes=[*run.outcomes, row("fabric", "skip", kind="node", code="fabric.shared")])
+    assert of_report(waiting).of_node == of_node, "CUDA fails for another reason"
+    waiting = structs.replace(waiting, environment={**run.environment, "cuinit": 802})
     assert of_report(waiting).of_node == seen, "no partition of them is active"
     shm = structs.replace(run, target=TargetFacts(kind="python", name="/opt/venv", chosen="--python"))
     assert of_report(shm).of_node == (of_node or failed.id == "shm")

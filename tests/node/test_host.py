@@ -1,6 +1,7 @@
 """The host around the GPUs, read off small trees that look like one."""
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -116,7 +117,10 @@ def test_huge_pages_set_aside_and_uptime(tmp_path: Path) -> None:
     for at, mode in (("", 0), ("run/nvidia/driver", 1)):
         plant(tmp_path / at, {"usr/share/nvidia/nvswitch/fabricmanager.cfg": f"#FABRIC_MODE=2\nFABRIC_MODE={mode}\n"})
         assert read(host.sources(tmp_path, {}))["host.fabric_mode"].value == str(mode)
+    shutil.rmtree(tmp_path / "run/nvidia/driver")
+    (tmp_path / "run/nvidia/driver").symlink_to("driver")  # ELOOP: nobody can enter it, root neither
     signals = read(host.sources(tmp_path, {}))
+    assert signals["host.fabric_mode"].value == "0"
     assert signals["host.hugepages_free"].value == 3 * (2 << 20) + (1 << 30)
     assert signals["host.uptime"].value == 12487.39
     (tmp_path / "sys/kernel/mm/hugepages/odd").mkdir()

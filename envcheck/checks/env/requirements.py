@@ -42,7 +42,8 @@ UNDECLARED = (
     ("torch.utils.cpp_extension", "torch/utils/cpp_extension.py", "pkg_resources", (4,), "geopavlakos/hamer#139"),
     ("torchrun", "torch/distributed/elastic/rendezvous/registry.py", "importlib_metadata", (3, 10), "pytorch#163946"),
 )
-# What torch does not pin, though it pins CUDA's headers: of another minor, nothing compiles at first use (FlashInfer).
+# What torch does not pin, though it pins CUDA's headers: of another minor, nothing of these compiles at first use.
+COMPILES = {"flashinfer-python", "vllm", "sglang"}
 TOOLCHAIN = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
 
 _Packages = dict[str, importlib.metadata.Distribution]
@@ -85,7 +86,7 @@ def _broken(reader: Any, installed: _Packages, hidden: _Packages) -> tuple[list[
 def _undeclared(installed: _Packages) -> Iterator[str]:
     headers = installed.get("nvidia-cuda-runtime")
     minor = ".".join(str(headers and headers.version).split(".")[:2])
-    for name in TOOLCHAIN if headers else ():
+    for name in TOOLCHAIN if headers and TOOLCHAIN[0] in installed and not COMPILES.isdisjoint(installed) else ():
         if name in installed and not str(installed[name].version).startswith(f"{minor}."):
             yield f"nvidia-cuda-runtime {minor} needs {name}=={minor}.*, and has {installed[name].version} (vllm#44305)"
     for user, path, module, before, why in UNDECLARED:

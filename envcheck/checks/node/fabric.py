@@ -16,6 +16,7 @@ _GUEST_FIX = f"{_FIX}; where the host keeps the switches, have it activate the p
 # Where the fabric manager shares the switches (FABRIC_MODE), GPUs wait for it to activate a partition of them, and CUDA
 # with them (NVIDIA/gpu-driver-container#909, kubernetes-sigs/dra-driver-nvidia-gpu#1289).
 _SHARED, _WAITING = ("1", "2"), ("not started", "in progress")
+_NOT_READY = 802  # cuInit: CUDA_ERROR_SYSTEM_NOT_READY
 _LOOK = f"if fabricmanager.cfg on the host has FABRIC_MODE=1 or 2, activate a partition of these GPUs; else {_FIX}"
 _SCARCE = "the fabric has limited capacity for {gpu}"
 _SINCE = key("9.0")  # older GPUs do not tell of their fabric
@@ -29,10 +30,8 @@ def judge(view: View) -> Outcome:
     if one and seen != 0 and guest and fabric.where(lambda info: info["state"] == "not started"):
         return skipped("a virtual machine with one GPU needs no fabric (not started)", code="fabric.one-gpu-guest")
     waiting, mode = fabric.where(lambda info: info["state"] in _WAITING), view.snapshot.signal("host.fabric_mode").value
-    if waiting and not seen and mode is None and view.snapshot.signal("container.runtime").value not in (None, "none"):
-        text = "not registered, or waiting for a partition of shared switches: this container cannot tell"
-        return undecided(f"fabric: {counted(len(waiting), 'GPU')} {text}", fix=_LOOK, code="fabric.unsure")
-    shared = waiting if mode in _SHARED else {}
+    unsure = view.snapshot.signal("container.runtime").value not in (None, "none") and not seen and mode is None
+    shared = waiting if mode in _SHARED or unsure else {}
     bad = {gpu: word for gpu, info in attached.items() if gpu not in shared and (word := _wrong(info))}
     scarce = {gpu: info["health"] for gpu, info in attached.items() if info["health"] == "limited capacity"}
     verdict, fix = warned if one and seen else failed, _GUEST_FIX if guest else _FIX
@@ -45,9 +44,14 @@ def judge(view: View) -> Outcome:
     if not attached:
         none = skipped("no GPU here has a fabric (not supported)", code="fabric.none")
         return worst(findings, fabric.absent() or none)
-    if shared:
-        text = f"{len(shared)} of {counted(len(attached), 'GPU')} in no partition of the shared switches"
-        return worst(findings, skipped(f"{text} (FABRIC_MODE={mode})", code="fabric.shared"))
+    if unsure and waiting:
+        text = "not registered, or waiting for a partition of shared switches: this container cannot tell"
+        findings.append(undecided(f"fabric: {counted(len(waiting), 'GPU')} {text}", fix=_LOOK, code="fabric.unsure"))
+    elif shared:
+        text = f"{len(shared)} of {counted(len(attached), 'GPU')} in no partition of the switches (FABRIC_MODE={mode})"
+        if view.environment.get("cuinit") != _NOT_READY:
+            return worst(findings, skipped(text, code="fabric.shared"))
+        findings.append(undecided(f"{text}; no CUDA starts", fix="activate one", code="fabric.unpartitioned"))
     return worst(findings, passed(f"{counted(len(attached), 'GPU')} registered", value="completed", limit=_LIMIT))
 
 

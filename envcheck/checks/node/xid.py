@@ -163,9 +163,12 @@ def _driver_finding(view: View, failure: dict[str, Any]) -> Outcome:
 
 
 def _has_sibling(view: View, bus: str) -> bool:
-    """Return whether a GPU with the same PCI device id answers NVML (NVIDIA/aicr#1858)."""
+    """Return whether another GPU with the same PCI device id answers NVML (NVIDIA/aicr#1858)."""
     models = {slot(gpu["bus_id"]): gpu.get("device") for gpu in view.snapshot.signal("pci.gpus").value or []}
-    return any(number and number == models.get(slot(bus)) for place, number in models.items() if _answers(view, place))
+    return any(
+        number and number == models.get(slot(bus)) and place != slot(bus) and _answers(view, place)
+        for place, number in models.items()
+    )
 
 
 def _answers(view: View, bus: str) -> bool:

@@ -57,6 +57,8 @@ def command(options: GateOptions, settings: Settings) -> int:
         return _admitted_or(options, line, code if code != 1 else UnavailableError.exit_code)
     if verdict.status == "error":
         line = f"{verdict.decided_by}; see with `envcheck run` what to do"
+        if verdict.settling and gate.in_pod():  # its container is tried again; a prolog that refuses drains the node
+            refuse(verdict.decided_by, "ask again after 10 minutes of uptime: links may still train", UnavailableError)
         return _admitted_or(options, line, UnavailableError.exit_code)
     return _acted(options, settings, verdict, source)
 

@@ -239,6 +239,9 @@ def measured_in(monkeypatch: pytest.MonkeyPatch, *sites: Path) -> dict[str, Any]
         return requirements.measure(RANK)
 
 
+NVCC = [("nvidia-cuda-runtime", "13.0.96"), ("nvidia-cuda-nvcc", "13.2.86")]
+
+
 @each(
     "packages, status, word",
     [
@@ -259,7 +262,9 @@ def measured_in(monkeypatch: pytest.MonkeyPatch, *sites: Path) -> dict[str, Any]
         ([("nvidia-nccl-cu12", "2.21"), ("cupy", "13", 'nvidia-nccl-cu12; extra == "all"')], PASS, "2 packages"),
         ([("nvidia-cudnn-cu12", "9.1"), ("nvidia-ml-py", "12")], PASS, "2 packages"),
         # Resolvers take the newest nvcc beside torch's headers (vllm-project/vllm#44305, ls1intum/edutelligence#687).
-        ([("nvidia-cuda-runtime", "13.0.96"), ("nvidia-cuda-nvcc", "13.2.86")], WARN, "nvcc==13.0.*, and has 13.2.86"),
+        ([*NVCC, ("vllm", "0.1")], WARN, "nvcc==13.0.*, and has 13.2.86"),
+        (NVCC, PASS, "2 packages"),  # JAX runs it, and compiles nothing with these headers
+        ([NVCC[0], ("nvidia-nvvm", "13.1.80"), ("vllm", "0.1")], PASS, "3 packages"),
         ([("nvidia-cuda-runtime", "13.0.96"), ("nvidia-nvvm", "13.0.88")], PASS, "2 packages"),
         ([("nvidia-nccl-cu12", "2.21"), ("nvidia-modelopt", "0", "nvidia-nccl-cu12")], PASS, "2 packages"),
         ([("nvidia-nccl-cu12", "2.21"), ("nvidia-dali-cuda120", "1")], WARN, "is there still: nvidia-nccl-cu12"),

@@ -36,6 +36,15 @@ def test_a_check_says_of_a_machine_what_the_case_says(check: str, row: Row) -> N
     assert bool(outcome.remedy) or outcome.status in (PASS, SKIP, ERROR)
 
 
+@each("others", [False, True])
+def test_a_gpu_is_no_other_one_of_its_model(*, others: bool) -> None:
+    gpu = {"bus_id": "0000:10:00.0", "device": "0x2330", "driver": "nvidia", "numa_node": 0, "aer": {}}
+    found = [gpu, {**gpu, "bus_id": "0000:11:00.0"}] if others else [gpu]
+    unknown = {"kind": "unknown-gpu", "bus_id": gpu["bus_id"], "text": "", "age": 60.0, "count": 1}
+    outcome = xid.judge(put(gpu_view("h100x8"), pci__gpus=found, kernel__driver_failures=[unknown]))
+    assert ("reseat" in outcome.remedy) == others
+
+
 def test_a_gpu_without_power_cables_is_one_failure_and_the_cables_are_its_remedy() -> None:
     at, other = {"bus_id": "0000:f1:00.0", "text": "", "age": 60.0, "count": 1}, "0000:f2:00.0"
     kinds = [{"kind": "power-cable", **at}, {"kind": "start", **at}, {"kind": "start", **at, "bus_id": other}]
