@@ -58,7 +58,9 @@ _OVERRIDES: Final = re.compile(
     r"(?m)^(?:build-)?(?:override|constraint)-dependencies\s*=\s*\[(?:[^\]\"']|\"[^\"\n]*\"|'[^'\n]*'){0,4000}\]"
 )
 _UV_SOURCE: Final = re.compile(r"(?m)^(?P<name>[\w-]+)\s*=\s*(?P<value>\{[^}\n]*\}|\[\s*\{[^\]]*\])")
-_ELSEWHERE: Final = re.compile(r"(?m)^(?:\[tool\.uv\.workspace\]|dynamic\s*=)")
+_UV_SOURCES: Final = re.compile(r"(?ms)^\[tool\.uv\.sources\]$.*?(?=^\[|\Z)")
+_UV_SOURCE_TABLE: Final = re.compile(r"(?m)^\[tool\.uv\.sources\.[\"']?(?P<name>[\w.-]+)[\"']?\](?P<value>[^\[]*)")
+_ELSEWHERE: Final = re.compile(r"(?m)^(?:\[tool\.uv\.workspace\]|dynamic\s*=\s*\[[^\]]*dependencies)")
 _LOCKED: Final = re.compile(
     r"(?m)^name = \"(?P<name>[^\"]+)\"\nversion = \"(?P<version>[^\"]+)\"\n"
     r"source = \{ registry = \"(?P<url>[^\"]*)\" \}\n(?P<markers>resolution-markers = \[[^\]]*\])?"
@@ -209,10 +211,12 @@ def _toml(source: PreparedDocument, arch: str) -> PinnedFile:
     urls = {_value(table, "name"): _value(table, "url") for table in tables}
     general = [_value(table, "url") for table in tables if not _EXPLICIT.search(table)]
     everywhere = tuple(Index(url, extra=True) for url in general if url)
-    sources = {table["name"]: re.findall(r"\{[^}]*\}", table["value"]) for table in _UV_SOURCE.finditer(code)}
+    rows_of = [(t["name"], re.findall(r"\{[^}]*\}", t["value"])) for t in _UV_SOURCE.finditer(code)]
+    rows_of += [(table["name"], [table["value"]]) for table in _UV_SOURCE_TABLE.finditer(code)]
+    sources = {str(canonicalize_name(name)): rows for name, rows in rows_of}
     locked = [*_LOCKED.finditer(code)]
     pins = [
-        _pin(source.line(table.start()), _value(table["value"], "url"))
+        _pin(source.line(table.start()), _value(table["value"], "url"), extra=_extra(table["value"]))
         for table in _UV_SOURCE.finditer(code)
         if not locked and not re.search("marker|python", table["value"])
     ]
@@ -222,7 +226,7 @@ def _toml(source: PreparedDocument, arch: str) -> PinnedFile:
         pin = _pin(source.line(text.start()), text["one"] or text["two"] or "")
         if pin and (pin.specifier or pin.name in sources):
             rows = [row for row in sources.get(pin.name, []) if _on_linux(_value(row, "marker"), arch, extra)]
-            mine = [row for row in rows if (_value(row, "extra") or _value(row, "group") or extra) == extra]
+            mine = [row for row in rows if (_extra(row) or extra) == extra]
             # Where all rows are of other extras, the one that is installed decides.
             used = (Index(urls.get(_value(mine[0], "index"), "") if mine else ""),) if rows else everywhere
             pins.append(replace(pin, indexes=used, extra=extra))
@@ -241,7 +245,9 @@ def _toml(source: PreparedDocument, arch: str) -> PinnedFile:
     poetry = next((pin.specifier for pin in pins if pin and pin.name == "python"), "")
     python = _pin(1, f"python{_value(code, 'requires-python') or poetry}")
     # A workspace's are for its members too (pollen-robotics/microduck_rl#2).
-    given = [] if _ELSEWHERE.search(code) else [t for t in _UV_SOURCE.finditer(code) if _value(t["value"], "index")]
+    places = [] if _ELSEWHERE.search(code) else [*_UV_SOURCES.finditer(code)]
+    rows_given = [t for place in places for t in _UV_SOURCE.finditer(code, place.start(), place.end())]
+    given = [row for row in rows_given if _value(row["value"], "index")]
     # A name may be written with other signs than its requirement: flash_attn.
     required = {canonicalize_name(name) for name in re.findall(r"[\"']([A-Za-z][\w.-]*)", source.code)}
     lines = {t["name"]: source.line(t.start()) for t in given if canonicalize_name(t["name"]) not in required}
@@ -263,6 +269,10 @@ def _of_poetry(version: str) -> str:
     last = len(fields) - 1
     at = min(1, last) if found["sign"] == "~" else next((i for i, field in enumerate(fields) if field), last)
     return f">={found['from']},<{'.'.join(map(str, [*fields[:at], fields[at] + 1]))}"
+
+
+def _extra(row: str) -> str:
+    return _value(row, "extra") or _value(row, "group")
 
 
 def _value(text: str, name: str) -> str:

@@ -151,7 +151,8 @@ class _Judge:
         self.newest_first = sorted(matrix.torch, key=lambda row: key(row.torch), reverse=True)
         # The lists with a CUDA build that runs there: of a project's extras, one is for each kind of machine.
         torches = [(pin.extra, self.answer(pin)) for pin in file.pins if pin.name == "torch" and pin.channels is None]
-        self.runs = {extra for extra, each in torches if each and each.legal and each.query.variant != "cpu"}
+        legal = {extra for extra, each in torches if each and each.legal and each.query.variant != "cpu"}
+        self.runs = legal - {"", "dependencies", "requires"}
 
     def torch(self, pin: Pin) -> Iterator[PinFinding]:
         if pin.channels is not None:
@@ -162,7 +163,8 @@ class _Judge:
         answer, bases = self.answer(pin), self.file.bases
         variant = (answer.query.variant if answer else None) or ""
         exists = any(row.variant(variant) for row in self.newest_first if meets(row.torch, pin.specifier))
-        if answer is not None and not answer.legal and not (exists and self.runs - {pin.extra}):
+        other = exists and pin.extra not in {"", "dependencies"} and self.runs - {pin.extra}
+        if answer is not None and not answer.legal and not other:
             took = "" if pin.exact else f"it is torch {answer.query.torch} today: ".replace("==", "")
             weak = "" if answer.verified else " (not confirmed by a second source)"
             fix = self._instead(pin, answer)
@@ -246,8 +248,10 @@ class _Judge:
         return "; or ".join([*offers.values()][:2]) or why
 
     def beside(self, pin: Pin) -> Pin | None:
-        """Return the torch that is installed with a pin: of its group, else the only one of the file."""
-        torches = [other for other in self.file.pins if other.name == "torch" and other.exact]
+        """Return the torch that is installed with a pin: of its extra or group, else the only one of the file."""
+        every = [other for other in self.file.pins if other.name == "torch"]
+        mine = [other for other in every if pin.extra and other.extra == pin.extra]
+        torches = [other for other in mine or every if other.exact]
         near = [other for other in torches if other.group == pin.group] or torches
         return near[0] if len({(other.exact, other.local) for other in near}) == 1 else None
 
@@ -314,8 +318,8 @@ class _Judge:
         elif torch and torch.exact and built and self._other_strings(pin, torch, variant):
             what = f"this wheel and this torch {torch.exact} have different C++ strings"
             said = (what, "take the project's wheel with cxx11abiFALSE, beside conda-forge's torch its own package")
-        elif tag and allowed and not meets(f"3.{tag[1]}.99", allowed):
-            what = f"this wheel is for Python 3.{tag[1]}, and here it is {allowed.removeprefix('==')}"
+        elif tag and allowed and not any(meets(f"3.{tag[1]}.{patch}", allowed) for patch in range(100)):
+            what = f"this wheel is for Python 3.{tag[1]}, and here it is {allowed.strip('=.*')}"
             said = (what, "take the project's wheel for this Python")
         if said[0]:
             yield PinFinding(pin.line, "P105", "unreal", *said)
@@ -336,8 +340,13 @@ class _Judge:
         # For torch 2.5 and older they have the old ones, unless their name says TRUE; later FALSE may be wrong.
         new, exact = "cxx11abiTRUE" in pin.text, torch.exact or ""
         if torch.channels is None:
-            return bool(new and variant and not has_new_strings(exact, variant, self.arch))
-        return not new and key(exact) < key("2.6") and {"conda-forge"} == set(torch.channels) - {"nvidia", "defaults"}
+            one = pin.extra or len({other.indexes for other in self.file.pins if other.name == "torch"}) == 1
+            return bool(one and new and variant and not has_new_strings(exact, variant, self.arch))
+        return (
+            not new
+            and key(exact) < key("2.6")
+            and {"conda-forge"} == set(torch.channels) - {"nvidia", "defaults", "nodefaults"}
+        )
 
     def _conda(self, pin: Pin) -> Iterator[PinFinding]:
         releases = [row for row in self.newest_first if meets(row.torch, pin.specifier)]
@@ -352,7 +361,11 @@ class _Judge:
             yield PinFinding(pin.line, "P106", "outdated" if held else "unreal", what, fix)
         # Its builds have the CUDA and the code of the wheels; only that channel has the package pytorch-cuda.
         own = "cpuonly" not in names and "cpu" not in pin.text and (ended or "pytorch-cuda" in names)
-        answer = self.resolved(pin.specifier, variant=None) if own and held and self.devices else None
+        answer = (
+            self.resolved(",".join(filter(None, [pin.specifier, f"<={_LAST_CONDA}"])), variant=None)
+            if own and held and self.devices
+            else None
+        )
         if answer is not None and answer.verdict == TOO_NEW:
             yield PinFinding(pin.line, "P101", "unreal", answer.reasons[0], self._instead(pin, answer))
 

@@ -170,6 +170,15 @@ UNUSED = '[project]\ndependencies = ["mjlab"]\n[tool.uv.sources]\ntorch = { inde
 PROJECTS += [(UNUSED, "P103"), (f"{UNUSED}[tool.uv.workspace]\n", ""), (UNUSED.replace("mjlab", "torch>=2"), "")]
 PROJECTS += [(UNUSED.replace("mjlab", "flash-attn").replace("torch =", "flash_attn ="), "")]
 PROJECTS += [(f'{POETRY}torch = "2.5.1"\nflash-attn = {{ url = "{FLASH}torch2.4-cp311-cp311-l.whl" }}', "P105")]
+PROJECTS += [(f'{POETRY}python = "3.10.12"\ntorch = "2.6.0"\nx = {{ url = "{FLASH}torch2.6-cp310-cp310-l.whl" }}', "")]
+PROJECTS += [
+    ('[tool.pixi.pypi-dependencies]\ntorch = { version = "==2.6.0", index = "https://x.example/whl/cu126" }', "")
+]
+OTHER_EXTRAS = (
+    '[project.optional-dependencies]\nold = ["torch==2.5.1"]\nnew = ["torch>=2.6,<2.7", "flash-attn"]\n'
+    f'[tool.uv.sources]\nflash-attn = {{ url = "{FLASH}torch2.6cxx11abiTRUE-cp310-cp310-l.whl", extra = "new" }}\n'
+)
+PROJECTS += [(OTHER_EXTRAS, ""), (OTHER_EXTRAS.replace('"new" }', '"old" }'), "P105")]
 # A wheel for each kind of machine, by uv's extras (astral-sh/uv#11931, #11945) or by markers (opendatahub-io/
 # notebooks#2454, invoke-ai/InvokeAI#9095, pollen-robotics/microduck_rl#2): extras or markers, GPU, line and code.
 EXTRAS = """[project.optional-dependencies]
