@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from envcheck.checks import Check, Limit, Outcome, View, passed
+from envcheck.checks import Check, Outcome, View, passed
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.model import HostFacts, RunReport
 from envcheck.runner.judging import Evidence, apply_rules, verdict
 from envcheck.runner.launcher import Place
 from envcheck.runner.planning import CheckModule
-from envcheck.runner.schema import OutcomeRow, Plan, PlannedCheck, TargetFacts
+from envcheck.runner.schema import LimitRow, OutcomeRow, Plan, PlannedCheck, TargetFacts
 
 DATA = Path(__file__).parent / "data"
 H100 = "NVIDIA H100 80GB HBM3"
@@ -115,7 +115,7 @@ SLOW = row(
     "fail",
     value=312.5,
     unit="GB/s",
-    limit=Limit(value=380.0, unit="GB/s", source="a data sheet", kind="at least"),
+    limit=LimitRow(value=380.0, unit="GB/s", source="a data sheet", kind="at least"),
     remedy="restart it",
 )
 

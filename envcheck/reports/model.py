@@ -105,7 +105,7 @@ def report_of(run: Run) -> RunReport:
         target=run.asked.target.facts,
         mode=run.mode,
         plan=run.asked.plan,
-        environment=run.environment,
+        environment=plain(run.environment),
         promises=run.promises,
         snapshot=run.snapshot,
         outcomes=run.ordered,

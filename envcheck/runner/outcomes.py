@@ -5,7 +5,6 @@ measurement. Wrong data, a crash and everything else stay, whatever later measur
 """
 
 import collections
-import dataclasses
 import functools
 import math
 import re
@@ -14,9 +13,9 @@ from typing import Any, Final
 
 from msgspec import convert, structs
 
-from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, WORST_FIRST, Change, Outcome
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, WORST_FIRST, Outcome
 from envcheck.runner.planning import CheckModule
-from envcheck.runner.schema import Attempt, FindingRow, OutcomeRow, Spread, Status
+from envcheck.runner.schema import Attempt, ChangeRow, FindingRow, LimitRow, OutcomeRow, Spread, Status
 from envcheck.runner.worker import process_limits
 
 Event = dict[str, Any]
@@ -63,7 +62,7 @@ def fields(outcome: Outcome) -> dict[str, Any]:
     return {
         **_described(outcome),
         "findings": [FindingRow(**_described(finding)) for finding in findings],
-        "changes": [*outcome.changes],
+        "changes": [ChangeRow(**vars(change)) for change in outcome.changes],
     }
 
 
@@ -76,7 +75,7 @@ def _described(outcome: Outcome) -> dict[str, Any]:
         "remedy": lifted or outcome.remedy,
         "status": convert(outcome.status, Status),
         "value": plain(outcome.value),
-        "limit": limit and dataclasses.replace(limit, value=plain(limit.value)),
+        "limit": limit and LimitRow(**{**vars(limit), "value": plain(limit.value)}),
     }
 
 
@@ -175,7 +174,7 @@ def changed(rule: str, before: OutcomeRow, after: OutcomeRow) -> OutcomeRow:
     """Return the row after a rule of ROW_RULES, with the change recorded where its status is another than before."""
     if after.status == before.status:
         return after
-    change = Change(rule, before.status, after.status, ROW_RULES[rule])
+    change = ChangeRow(rule=rule, before=before.status, after=after.status, reason=ROW_RULES[rule])
     return structs.replace(after, changes=[*after.changes, change])
 
 

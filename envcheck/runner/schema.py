@@ -4,8 +4,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from envcheck.checks import Change, Limit
-
 Status = Literal["pass", "warn", "fail", "skip", "error"]
 VerdictStatus = Literal["pass", "fail", "error"]
 Mode = Literal["gpu", "cpu", "unknown"]
@@ -99,6 +97,24 @@ class TargetFacts(Row, frozen=True, kw_only=True):
     image: ImageFacts | None = None
 
 
+class LimitRow(Row, frozen=True, kw_only=True):
+    """A bound something was judged by: a Limit of `envcheck.checks`, of which a report says everything."""
+
+    value: Any
+    unit: str
+    source: str
+    kind: str
+
+
+class ChangeRow(Row, frozen=True, kw_only=True):
+    """A status that a rule changed after the judge, and why: judging.OUTCOME_RULES or outcomes.ROW_RULES."""
+
+    rule: str
+    before: str
+    after: str
+    reason: str
+
+
 class FindingRow(Row, frozen=True, kw_only=True):
     """One of the findings of a check. `code` is stable; `culprit` is the GPU, rank, link or file it is about.
 
@@ -109,7 +125,7 @@ class FindingRow(Row, frozen=True, kw_only=True):
     summary: str
     value: Any = None
     unit: str = ""
-    limit: Limit | None = None
+    limit: LimitRow | None = None
     remedy: str = ""
     code: str = ""
     culprit: str = ""
@@ -188,13 +204,13 @@ class OutcomeRow(Row, frozen=True, kw_only=True):
     summary: str
     value: Any = None
     unit: str = ""
-    limit: Limit | None = None
+    limit: LimitRow | None = None
     remedy: str = ""
     code: str = ""
     culprit: str = ""
     remeasure: bool = False
     findings: list[FindingRow] = []
-    changes: list[Change] = []
+    changes: list[ChangeRow] = []
     details: dict[str, Any] = {}
     planned: float = 0.0
     seconds: float = 0.0

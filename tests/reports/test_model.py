@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks import Limit
 from envcheck.cli.commands.report import schema_of
 from envcheck.errors import ConfigError
 from envcheck.reports import model
 from envcheck.reports.model import encode, load, rejudge, write
 from envcheck.runner.execute import Run
 from envcheck.runner.local_python import ChosenPython, LocalPython
-from envcheck.runner.schema import OutcomeRow, Plan
+from envcheck.runner.schema import LimitRow, OutcomeRow, Plan
 from envcheck.runner.worker_session import RunPlan
 from tests.builders import report
 from tests.processes import ran
@@ -30,7 +30,7 @@ FAIL = OutcomeRow(
     summary="slow",
     value=1.0,
     unit="GB/s",
-    limit=Limit(value=2.0, unit="GB/s", source="a test", kind="at least"),
+    limit=LimitRow(value=2.0, unit="GB/s", source="a test", kind="at least"),
     remedy="wait",
     details={"curve": [[1, 2.0]]},
     ranks=[{"x": "nan"}, None],
@@ -48,12 +48,17 @@ def test_the_committed_schema_is_todays() -> None:
 
 def test_what_is_no_report_is_not_read_and_does_not_conform(tmp_path: Path) -> None:
     made: dict[str, Any] = json.loads(encode(report(FAIL)))
+    [row] = made["outcomes"]
+    change = {"rule": "worst-round", "before": "pass", "after": "fail", "reason": "x"}
     changes: tuple[dict[str, Any], ...] = (
         {"schema": "envcheck/report/2"},
         {"schema": 1},
         {"mode": "tpu"},
         {"outcomes": [{}]},
         {"more": 1},
+        {"outcomes": [{**row, "limit": {**row["limit"], "more": 1}}]},
+        {"outcomes": [{**row, "changes": [{**change, "more": 1}]}]},
+        {"outcomes": [{**row, "limit": {"value": 2.0, "unit": "GB/s", "source": "of no kind"}}]},
     )
     for change in changes:
         (tmp_path / "instance.json").write_text(json.dumps({**made, **change}))
@@ -62,14 +67,16 @@ def test_what_is_no_report_is_not_read_and_does_not_conform(tmp_path: Path) -> N
     assert checked(tmp_path / "instance.json").returncode == 1
 
 
-def test_names_that_are_no_text_are_written_as_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_json_cannot_hold_is_written_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.node", lambda: "n\udcff")
     target = LocalPython(ChosenPython(Path("/opt/\udcff"), "x"))
     run = Run(RunPlan(plan=Plan(level="quick", checks=[], nproc=1), chosen=[], target=target))
     run.known["odd"] = OutcomeRow(id="odd", kind="env", status="fail", summary="no \udcff", remedy="x", code="a.b")
+    run.environment = {"devices": [{"memory": math.nan}], "warp": math.inf}
     made = model.report_of(run)
     write(made, tmp_path / "r.json")
     assert made.outcomes[0].summary == "no \\udcff"
+    assert load(tmp_path / "r.json").environment == {"devices": [{"memory": "nan"}], "warp": "inf"}
     assert (made.host.name, made.target.name) == ("n\\udcff", "/opt/\\udcff")
 
 

@@ -6,11 +6,10 @@ from typing import Any
 
 from msgspec import structs
 
-from envcheck.checks import Limit
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.formats.html import page
 from envcheck.reports.measurements import COLOURS, Figure, figures
-from envcheck.runner.schema import OutcomeRow
+from envcheck.runner.schema import LimitRow, OutcomeRow
 from tests import builders
 from tests.builders import report, row
 from tests.tables import each
@@ -76,7 +75,9 @@ def test_what_was_only_reported_and_long_logs_are_folded_and_digests_are_short()
         assert f'<span class="digest" title="{name}">{name}</span>' in read
     assert re.search(r"\.digest \{[^}]*user-select: all", read), "no script copies it: a click selects all of it"
     assert "<dd>line 8<details><summary>9 lines</summary><pre>line 0\n" in read
-    quick = structs.replace(SLOW, value=0.0004, unit="s", limit=Limit(value=0.5, unit="s", source="", kind="at most"))
+    quick = structs.replace(
+        SLOW, value=0.0004, unit="s", limit=LimitRow(value=0.5, unit="s", source="", kind="at most")
+    )
     assert "400 µs</td>" in page(report(quick))
     assert "≤ 0.5 s</td>" in page(report(quick))
     assert "≤ 0.5</td>" in page(report(structs.replace(quick, value=0.4)))
@@ -150,7 +151,7 @@ def strengths(figure: Figure) -> list[float]:
 
 def test_every_collective_has_its_curve_and_its_name() -> None:
     curves = {name: [{"bytes": size, "busbw": 10.0 + i} for size in SIZES] for i, name in enumerate(NAMES)}
-    limit = Limit(value=9.0, unit="GB/s", source="a test", kind="at least")
+    limit = LimitRow(value=9.0, unit="GB/s", source="a test", kind="at least")
     figure = one(outcome(details={"curves": curves}, limit=limit), "bandwidth")
     assert [name for _, name in figure.legend] == NAMES
     assert len(set(re.findall(r'<polyline class="([^"]+)"', figure.drawing))) == len(NAMES) <= COLOURS

@@ -12,7 +12,6 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from envcheck.checks import Limit
 from envcheck.node.snapshot import Gpu, Snapshot
 from envcheck.reports import phrases
 from envcheck.reports.formats.html import page
@@ -21,7 +20,7 @@ from envcheck.reports.model import RunReport, load
 from envcheck.reports.phrases import culprits, quantity
 from envcheck.reports.terminal import announcement, show, show_announcement, show_plan
 from envcheck.runner.judging import verdict
-from envcheck.runner.schema import Attempt, FindingRow, ImageFacts, OutcomeRow, TargetFacts
+from envcheck.runner.schema import Attempt, FindingRow, ImageFacts, LimitRow, OutcomeRow, TargetFacts
 from tests.builders import report, row
 from tests.tables import each
 
@@ -41,7 +40,7 @@ SLOW = row(
     "busbw 312.2 GB/s over 8 ranks",
     value=312.2,
     unit="GB/s",
-    limit=Limit(value=380.0, unit="GB/s", source="measured on 8 x H100 SXM, 2026-01", kind="at least"),
+    limit=LimitRow(value=380.0, unit="GB/s", source="measured on 8 x H100 SXM, 2026-01", kind="at least"),
     remedy="restart nvidia-fabricmanager",
     attempts=[
         Attempt(status="fail", value=311.04, seconds=4.0, body=3.5),

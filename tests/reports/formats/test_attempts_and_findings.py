@@ -6,18 +6,17 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from envcheck.checks import Limit
 from envcheck.reports import formats
 from envcheck.reports.model import RunReport, encode
 from envcheck.reports.terminal import show
-from envcheck.runner.schema import Attempt, FindingRow, OutcomeRow
+from envcheck.runner.schema import Attempt, FindingRow, LimitRow, OutcomeRow
 from tests.builders import report, row
 from tests.tables import each
 
 SLOW = Attempt(status="fail", value=99.0, unit="GB/s", summary="slow link", seconds=1.0, body=1.0, remeasure=True)
 FINE = structs.replace(SLOW, status="pass", value=400.0, summary="as fast as it is", remeasure=False, shown=True)
 WRONG = structs.replace(FINE, status="fail", value=3.0, summary="three elements differ", code="data.wrong")
-LIMIT = Limit(value=300.0, unit="GB/s", source="somebody who measured it", kind="at least")
+LIMIT = LimitRow(value=300.0, unit="GB/s", source="somebody who measured it", kind="at least")
 FINDINGS = [
     FindingRow(status="fail", summary="ECC is broken", code="ecc.uncorrected", culprit="GPU 3", remedy="replace it"),
     FindingRow(

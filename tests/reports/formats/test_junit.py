@@ -6,11 +6,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from envcheck.checks import Limit
 from envcheck.reports.formats.junit import junit
 from envcheck.reports.model import RunReport, load
 from envcheck.runner.judging import verdict
-from envcheck.runner.schema import Attempt, OutcomeRow, Plan
+from envcheck.runner.schema import Attempt, LimitRow, OutcomeRow, Plan
 from tests.builders import planned, report, row
 from tests.tables import each
 
@@ -47,7 +46,7 @@ SLOW = row(
     "fail",
     value=1.0,
     unit="GB/s",
-    limit=Limit(value=2.0, unit="GB/s", source="a data sheet", kind="at least"),
+    limit=LimitRow(value=2.0, unit="GB/s", source="a data sheet", kind="at least"),
     remedy="reseat it",
     seconds=1.5,
     attempts=[Attempt(status="fail", value=v, seconds=1.5, body=1.0) for v in (0.9, 1.0)],

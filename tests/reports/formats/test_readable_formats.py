@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envcheck.checks import Limit
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports import formats
 from envcheck.reports.compare import compare, lines
@@ -16,7 +15,7 @@ from envcheck.reports.model import HostFacts, RunReport, rejudge
 from envcheck.reports.redact import RedactError, redact
 from envcheck.runner.launcher import Place
 from envcheck.runner.outcomes import plain
-from envcheck.runner.schema import Attempt, OutcomeRow, Plan, PlannedCheck, TargetFacts
+from envcheck.runner.schema import Attempt, LimitRow, OutcomeRow, Plan, PlannedCheck, TargetFacts
 from tests.builders import report
 from tests.reports.formats.test_prometheus import samples
 from tests.reports.test_page import Page
@@ -53,7 +52,7 @@ RANKS = st.lists(
 )
 STATUSES: Any = st.sampled_from(["pass", "warn", "fail", "skip", "error"])
 LIMIT = st.builds(
-    Limit, value=NUMBER.map(plain), unit=TEXT, source=TEXT, kind=st.sampled_from(["at least", "at most", "x"])
+    LimitRow, value=NUMBER.map(plain), unit=TEXT, source=TEXT, kind=st.sampled_from(["at least", "at most", "x"])
 )
 SIGNAL = st.builds(Signal, JSON, TEXT, st.sampled_from(["W", "B", "MHz", None, "x"]), TEXT)
 SIGNALS = st.dictionaries(st.sampled_from(["name", "index", "power_draw", "power.draw", "temperature"]) | WORD, SIGNAL)
