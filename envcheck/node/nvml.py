@@ -33,7 +33,7 @@ from envcheck.node.signal_source import (
     version,
     whole,
 )
-from envcheck.node.snapshot import Gpu, Signal, Snapshot, Why, clock_words
+from envcheck.node.snapshot import SCHEMA, Gpu, Signal, Snapshot, Why, clock_words
 
 SOURCE = "NVML"
 # Where persistence mode is off the driver sets up each GPU anew, in seconds apiece, when it is first asked.
@@ -371,8 +371,11 @@ def ask(scope: str, timeout: float = TIMEOUT) -> SourceReading:
         return unread("timed-out", f"NVML gave no answer in {timeout:g} s")
     except OSError as error:
         return unread("failed", f"asking NVML: {error.strerror}")
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         return unread("failed", f"asking NVML: {error}")
+    signals = [signal for part in (snapshot, *snapshot.gpus) for signal in part.signals.values()]
+    if snapshot.schema != SCHEMA or any((signal.value is None) == (signal.reason is None) for signal in signals):
+        return unread("failed", "asking NVML: it answered what is no snapshot")
     return SourceReading({name: snapshot.signal(name) for name in TYPES}, snapshot.gpus)
 
 

@@ -14,6 +14,9 @@ from tests.tables import each
 from tests.waiting import eventually, runs
 
 Fake = Callable[..., Any]
+# Neither a value nor a reason, as a NaN is written; and another form than ours.
+ODD = '{"gpus": [{"uuid": "a", "signals": {"power_draw": {"value": null}}}]}'
+OTHER = '{"schema": "envcheck/snapshot/2"}'
 
 
 def test_every_query_has_its_value_with_its_unit(fake_nvml: Fake) -> None:
@@ -216,6 +219,9 @@ def test_what_nvml_says_there_is_what_it_would_say_here(installed_nvml: Fake, fa
         ("os._exit(7)", "asking NVML: exit code 7"),
         ("raise OSError('odd')", "asking NVML: exit code 1: OSError: odd"),
         ("print('hello')", "asking NVML: JSON is malformed"),
+        ("os.kill(os.getpid(), 40)", "asking NVML: 40 is not a valid Signals"),
+        (f"os.write(1, b'{ODD}'); os._exit(0)", "asking NVML: it answered what is no snapshot"),
+        (f"os.write(1, b'{OTHER}'); os._exit(0)", "asking NVML: it answered what is no snapshot"),
         ("raise ModuleNotFoundError(\"No module named 'pynvml'\")", "nvidia-ml-py: No module named 'pynvml'"),
     ],
 )
