@@ -86,8 +86,8 @@ def _in_line(value: Any) -> Any:
     if isinstance(value, list):
         return [_in_line(each) for each in value]
     if isinstance(value, dict):
-        parts = value.items()
-        return {_in_line(name): part if name in ("log", "ranks") else _in_line(part) for name, part in parts}
+        kept = ("log", "ranks") if "summary" in value else ()  # of an outcome, or of one attempt
+        return {_in_line(name): part if name in kept else _in_line(part) for name, part in value.items()}
     return value
 
 
@@ -167,7 +167,7 @@ def _heading(report: RunReport, out: _Printer) -> None:
     host, facts = report.host, dict(phrases.facts(report))
     out.told("envcheck", f"{report.tool}, {report.started}, {host.name} ({host.system} {host.kernel} {host.arch})")
     for title in ("target", "image", "with", "ran on", "evidence", "resolved"):
-        if title in facts:
+        if title in facts and (title != "with" or report.environment):
             out.told(title, facts[title])
 
 

@@ -170,3 +170,9 @@ def test_a_lost_gpu_is_named_again_as_long_as_the_snapshot_has_it(past: Callable
         assert rejudged_report.report.verdict.exit_code == 3
     healed = rejudge(past(row("ecc", "pass"), row("lost-gpus", "error")))
     assert [(o.id, o.status) for o in healed.report.outcomes] == [("ecc", "pass")]
+
+
+def test_an_error_that_names_a_limit_is_told_again_with_what_lifts_it(past: Callable[..., RunReport]) -> None:
+    met = {"python": "3.12.3", "error": "MemoryError (limit: 5 bytes of address space, see `ulimit -v`)"}
+    judged = rejudge(past(row("all-reduce", "skip", left_out=True), environment=met)).report.outcomes
+    assert [o.remedy.split(",")[0] for o in judged if o.id == "torch"] == ["raise it with `ulimit -v unlimited`"]

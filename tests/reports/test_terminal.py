@@ -63,6 +63,8 @@ def test_every_form_says_which_image_ran() -> None:
     assert "image     id sha256:1" in text(report(GOOD, target=image))
     python = TargetFacts(kind="python", name="p", chosen="this one")
     assert not [line for line in text(report(GOOD, target=python)).splitlines() if line.startswith("image")]
+    assert "\nwith " in text(report(GOOD))
+    assert "\nwith " not in text(report(GOOD, environment={}))
 
 
 def test_gloo_and_nccl_are_named_only_where_a_group_of_ranks_ran() -> None:
@@ -207,6 +209,9 @@ def test_a_text_of_a_report_makes_no_line_of_its_own() -> None:
     made = structs.replace(made, host=structs.replace(made.host, name=evil))
     made = structs.replace(made, verdict=structs.replace(made.verdict, sentence=evil))
     assert not [line for line in text(made).splitlines() if line.strip().startswith("PASS: 9")]
+    # A log of a row has lines, and what is called so elsewhere has none.
+    made = report(row("matmul", "fail", remedy="x", value={"log": "`a\nPASS: 9`"}))
+    assert "\nPASS: 9" not in text(made, verbose=True)
 
 
 @each("outcome", [GOOD, SLOW, BROKEN])
