@@ -29,10 +29,16 @@ class _ReadValue(msgspec.Struct):
 _Signals = dict[str, _ReadValue | None]
 
 
+class _PlacePart(msgspec.Struct):
+    node: str = ""
+    node_rank: int = 0
+    nodes: int = 1
+
+
 class _HostPart(msgspec.Struct):
     name: str = ""
     arch: str = ""
-    place: dict[str, Any] = {}
+    place: _PlacePart = msgspec.field(default_factory=_PlacePart)
 
 
 class _GpuPart(msgspec.Struct):
@@ -60,6 +66,10 @@ class _OutcomePart(msgspec.Struct):
     details: _DetailsPart = msgspec.field(default_factory=_DetailsPart)
 
 
+class _TargetPart(msgspec.Struct):
+    image_id: str | None = None
+
+
 class _VerdictPart(msgspec.Struct):
     status: Literal["pass", "fail", "error"]
     sentence: str = ""
@@ -79,7 +89,7 @@ class _ReportPart(msgspec.Struct):
     outcomes: list[_OutcomePart]
     snapshot: _SnapshotPart
     boot: str = ""
-    target: dict[str, Any] = {}
+    target: _TargetPart = msgspec.field(default_factory=_TargetPart)
     environment: dict[str, Any] = {}
     promises: dict[str, str] = {}
     group: _GroupPart | None = None
@@ -238,7 +248,7 @@ def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
     models = {_string(_value(gpu.signals, "name")) for gpu in gpus}
     return NodeReport(
         digest=digest,
-        node=("" if _alone(document, host.place.get("node") or host.name) else _node(host)) or node_of_file(stem),
+        node=("" if _alone(document, host.place.node or host.name) else _node(host)) or node_of_file(stem),
         started=moment(document.started),
         ended=moment(document.ended),
         status=status,
@@ -250,7 +260,7 @@ def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
         arch=sys.intern(host.arch[:_LONGEST_TEXT]),
         checks=checks,
         configuration=_configuration(
-            signals, [gpu.signals for gpu in gpus], document.environment, document.target.get("image_id")
+            signals, [gpu.signals for gpu in gpus], document.environment, document.target.image_id
         ),
         group=_key(document.group) if document.group else "",
         member=document.group.node if document.group else "",
@@ -311,9 +321,9 @@ def moment(text: str) -> float | None:
 
 def _node(host: _HostPart) -> str:
     """Return the node's name as the launcher has it, else the host's; with its number where all are localhost."""
-    name = host.place.get("node") or (host.name if host.name not in ("", "localhost", "localhost.localdomain") else "")
-    if not name and host.place.get("nodes", 1) > 1:
-        return f"node-{host.place.get('node_rank', 0)}"
+    name = host.place.node or (host.name if host.name not in ("", "localhost", "localhost.localdomain") else "")
+    if not name and host.place.nodes > 1:
+        return f"node-{host.place.node_rank}"
     return name if len(name) <= _LONGEST_NAME else f"{name[:60]}…"
 
 

@@ -112,6 +112,14 @@ def test_a_verdict_of_pass_that_something_contradicts_is_no_pass(
     assert (actual.status, bool(actual.why)) == (status, status != "pass")
 
 
+@each("part, name, value", [("place", "nodes", "4"), ("place", "node", ["n"]), ("target", "image_id", ["sha256:1"])])
+def test_a_field_of_another_kind_is_named(part: str, name: str, value: object) -> None:
+    report = node_report("")
+    (report if part == "target" else report["host"])[part][name] = value
+    with pytest.raises(ConfigError, match=rf"missing or wrong field at `\$.*\.{part}\.{name}"):
+        read(json.dumps(report).encode(), "n1")
+
+
 def test_a_number_that_no_machine_has_is_one_line() -> None:
     for signal in ("host.memory_total", "host.cpus"):
         report = node_report("n1")
