@@ -309,7 +309,8 @@ def _from_api(repository: Repository, subject: str) -> dict[str, str]:
         return digests
     for number, reply in enumerate(repository.pages(path, label, (200, *_NO_API))):
         if reply.status in _NO_API and number:
-            refuse(f"{label} are listed in part only", "try again", documents.RegistryUnavailableError)
+            what = f"{repository.reference.name}: {label} are listed in part only"
+            refuse(what, "try again", documents.RegistryUnavailableError)
         if reply.status in _NO_API:
             # No words of a registry: there is no such path, whatever the subject.
             repository.lacks_referrers = reply.status == HTTPStatus.NOT_FOUND and not codes_in(reply.body)
@@ -338,7 +339,8 @@ def remote_images(repository: Repository, tag_or_digest: str, arch: str | None =
     entries = manifest.index().manifests
     linux = [entry for entry in entries if entry.platform and entry.platform.normal[0] == "linux"]
     if not linux or len(linux) > _MOST_PLATFORMS:
-        refuse(f"the index {tag_or_digest} names {len(linux)} images for Linux", "name one by its digest", LyingError)
+        what = f"{repository.reference.name}: the index {tag_or_digest} names {len(linux)} images for Linux"
+        refuse(what, "name one by its digest", LyingError)
     wanted = [entry for entry in linux if entry.platform and arch in (None, entry.platform.normal[1])]
     return [_remote(repository, repository.manifest(entry), manifest.digest) for entry in wanted]
 

@@ -258,7 +258,8 @@ def gate(repository: Repository, tag_or_digest: str, terms: ProofTerms) -> list[
     """
     remotes = attachments.whole_images(repository, tag_or_digest)
     if len({image.arch for image in remotes}) != len(remotes):
-        refuse(f"{tag_or_digest} has two images of one architecture", "promote one by its own digest", NotProvenError)
+        what = f"{repository.reference.name}: {tag_or_digest} has two images of one architecture"
+        refuse(what, "promote one by its own digest", NotProvenError)
     kinds = terms.policy.promoted_on or (NamedGpus("any node", 0),)
     images = {image.manifest: read_proofs(repository, image.manifest) for image in remotes}
     found = [judge_gpus(gpus, images, terms) for gpus in kinds]
@@ -346,5 +347,6 @@ def _signed(repository: Repository, digest: str, terms: ProofTerms) -> list[Prom
             if isinstance(read, Promotion):
                 promotions.append(read)
             elif not isinstance(open_envelope(envelope, PROMOTION_TYPE, terms.policy.keys), Rejection):
-                refuse(f"a signed promotion cannot be read: {read.detail}", "use a newer envcheck", NotProvenError)
+                what = f"{repository.reference.name}: a signed promotion cannot be read: {read.detail}"
+                refuse(what, "use a newer envcheck", NotProvenError)
     return promotions

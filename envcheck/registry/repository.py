@@ -153,7 +153,8 @@ class Repository:
             if len(body) > request.most:
                 break
         if max(size, len(body)) > request.most:
-            refuse(f"{request.label} has more than {request.most} bytes", documents.TAMPERED, LyingError)
+            what = f"{self.reference.registry} has as {request.label} more than {request.most} bytes"
+            refuse(what, documents.TAMPERED, LyingError)
         return bytes(body)
 
     def _is_elsewhere(self, url: str) -> bool:
@@ -229,7 +230,8 @@ class Repository:
         """Return a blob of at most `most` bytes; a larger one is refused unread. Raise LyingError for other bytes."""
         label = f"the blob {descriptor.digest}"
         if descriptor.size > most:
-            refuse(f"{label} has {descriptor.size} bytes, more than {most}", documents.TAMPERED, LyingError)
+            what = f"{self.reference.name}: {label} has {descriptor.size} bytes, more than {most}"
+            refuse(what, documents.TAMPERED, LyingError)
         inline = descriptor.content
         if inline is not None:
             return inline

@@ -228,7 +228,9 @@ def pull(options: PullOptions, settings: Settings) -> int:
     reference, policy, matrix = options.reference, _policy(options.policy), load_matrix(settings.matrix)
     by = terms(policy, _node(options, matrix), matrix)
     repository = _repository(reference, options.mirror)
-    with beating(f"the images of {reference.name} are looked at; a CELL makes it fewer", quiet=settings.quiet):
+    what = f"the images of {reference.name} are" if options.source else f"{reference.name} is"
+    fewer = "; a CELL makes it fewer" if options.source and not options.what else ""
+    with beating(f"{what} looked at{fewer}", quiet=settings.quiet):
         if options.source is None:
             choice = choose_named(repository, reference.wanted, _architecture(), by)
         else:

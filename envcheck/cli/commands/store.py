@@ -231,7 +231,8 @@ def _tell_moves(store: Store, contents: Contents) -> None:
     now = versions[served].contents.branches if served in versions else {}
     for name, commit in contents.branches.items():
         if now.get(name, commit) != commit:
-            back = any(version.contents.branches.get(name) == commit for version in versions.values())
+            older = [version for number, version in versions.items() if number < (served or 0)]
+            back = any(version.contents.branches.get(name) == commit for version in older)
             note(f"{name} moves {'back ' if back else ''}from {now[name]} to {commit}{_OLDER if back else ''}")
 
 

@@ -234,6 +234,10 @@ def test_a_bundle_of_earlier_days_is_told_by_the_branch_that_it_moves_back(
         (0, False, False),
         (0, True, True),
     ]
+    again = ("store", "--store", tmp_path / "again", "import", "--key", public)
+    assert [ran(*again, tmp_path / name)[0] for name in ("old", "new")] == [0, 0]
+    assert ran("store", "--store", tmp_path / "again", "release", "--rollback")[0] == 0
+    assert " moves from" in ran(*again, tmp_path / "new")[1]  # newer than what is served, though it was there before
 
 
 def test_a_wheel_that_a_published_cell_locks_is_held_against_the_lock(

@@ -159,6 +159,8 @@ def test_a_blob_is_what_its_digest_and_its_size_name(registry: FakeRegistry, cha
         lie(registry, "/blobs/", changed)
     with pytest.raises((LyingError, RegistryUnavailableError)):
         repository.blob(layer, 1 << 20)
+    with pytest.raises(LyingError, match=f"^{repository.reference.name}: the blob .*, more than 1;"):
+        repository.blob(layer, 1)
     assert registry.sent < 20_000_000
 
 
@@ -187,7 +189,7 @@ def test_pages_that_never_end_or_lead_elsewhere_are_refused(
 def test_a_manifest_of_100_mb_is_not_read(registry: FakeRegistry) -> None:
     parts = (b" " * 100_000 for _ in range(1000))
     registry.fault = lambda _: Answer(200, parts, {"Content-Type": OCI_MANIFEST})
-    with pytest.raises(LyingError, match="more than 4194304 bytes"):
+    with pytest.raises(LyingError, match=f"^{registry.netloc} has as .*:latest more than 4194304 bytes"):
         opened(registry.netloc).manifest("latest")
     assert registry.sent < 20_000_000
     registry.fault = lambda _: Answer(200, [], {"Content-Length": "100000000"})
