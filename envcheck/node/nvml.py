@@ -373,7 +373,7 @@ def ask(scope: str, timeout: float = TIMEOUT) -> SourceReading:
         return unread("failed", f"asking NVML: {error.strerror}")
     except ValueError as error:
         return unread("failed", f"asking NVML: {error}")
-    signals = [signal for part in (snapshot, *snapshot.gpus) for signal in part.signals.values()]
+    signals = [*snapshot.signals.values(), *(signal for gpu in snapshot.gpus for signal in gpu.signals.values())]
     if snapshot.schema != SCHEMA or any((signal.value is None) == (signal.reason is None) for signal in signals):
         return unread("failed", "asking NVML: it answered what is no snapshot")
     return SourceReading({name: snapshot.signal(name) for name in TYPES}, snapshot.gpus)
