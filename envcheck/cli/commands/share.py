@@ -17,7 +17,6 @@ from envcheck.cli.options import Argument, Option, Options, command_with
 from envcheck.cli.shared.process import beating, note, print_json
 from envcheck.counting import printable
 from envcheck.errors import ConfigError, UnavailableError, refuse
-from envcheck.images import engines
 from envcheck.matrix.facts.lookup import find_gpu, hint_of, is_cut
 from envcheck.matrix.facts.model import Matrix, Target
 from envcheck.matrix.file.load import load as load_matrix
@@ -246,6 +245,8 @@ def pull(options: PullOptions, settings: Settings) -> int:
 
 
 def _pulled(pinned: str, chosen: ChosenImage, wanted: str) -> dict[str, str]:
+    from envcheck.images import engines  # all but a real pull need none, and it is a tenth of their start
+
     try:
         engine = engines.find(wanted)
         if engine == "venv":
@@ -290,6 +291,8 @@ def _show_choice(
     if chosen is None and options.policy is None:
         _say(_NO_POLICY)
     if pulled is not None:
+        from envcheck.images import engines
+
         gpus = chosen is not None and chosen.statement.facts.mode == "gpu"
         _say(f"{pulled['engine']} run --rm -it {engines.run_options(pulled['engine'], gpus=gpus)} {pulled['name']}")
 

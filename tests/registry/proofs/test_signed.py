@@ -231,7 +231,7 @@ def test_an_unreadable_signed_promotion_does_not_let_an_older_one_count(
         envelopes = [sign(older, attachments.PROMOTION_TYPE, key), sign(newer, attachments.PROMOTION_TYPE, by)]
         monkeypatch.setattr(attachments, "attached_promotions", lambda *_, kept=envelopes: (kept, []))
         refused = choosing.promoted(repository, ALIAS, A, ProofTerms(policy, None, NOW, load()))
-        assert (refused.detail if refused else "").startswith(told)
+        assert told in (refused.detail if refused else "")
         assert bool(refused) == bool(told)
 
 
