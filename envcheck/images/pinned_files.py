@@ -86,7 +86,7 @@ def read(document: Document, arch: str = "x86_64") -> PinnedFile:
 
 
 def _pin(line: int, text: str, **more: Any) -> Pin | None:
-    """Return the pin of a requirement; None where it is none."""
+    """Return the pin that a requirement is, or None for other text."""
     if built := _WHEEL.search(text[:_LONGEST_URL]):
         more["marker"] = text[built.end() : built.end() + _LONGEST].partition(";")[2].strip()
         pin = Pin(line=line, text=text, name=canonicalize_name(built["name"]), local=built["torch"], **more)

@@ -36,7 +36,7 @@ def test_it_writes_a_pair_and_prints_its_id(tmp_path: Path) -> None:
 def test_a_password_is_not_asked_for_where_standard_input_is_closed(tmp_path: Path) -> None:
     command = f"exec '{sys.executable}' -m envcheck key new --password '{tmp_path}/key' <&-"
     done = ran(["sh", "-c", command])
-    assert (done.returncode, "standard input is none" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "standard input is not a terminal" in done.stderr) == (2, True), done.stderr
 
 
 def test_a_password_is_asked_for_or_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

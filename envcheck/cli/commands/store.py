@@ -269,7 +269,7 @@ def key_new(options: KeyNewOptions, settings: Settings) -> None:
     secret = signing.password()
     if options.password and secret is None:
         if not _at_terminal():
-            refuse("--password asks on a terminal, and standard input is none", f"set {signing.PASSWORD}")
+            refuse("--password asks on a terminal, and standard input is not a terminal", f"set {signing.PASSWORD}")
         secret = click.prompt("password", hide_input=True, confirmation_prompt=True, err=True).encode()
     public = signing.new_key(options.file, secret)
     if settings.quiet:
