@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from envcheck.fleet.pairs.launch import Fleet
+from envcheck.fleet.pairs.diagnosis import diagnosis
 from tests.fleet.simulated_fleet import FAULT_KINDS, FaultKind, SimulatedFleet, extent, named, planted
 
 SIZES = (16, 64, 256, 1024, 4096)
@@ -37,8 +37,8 @@ def measure(size: int, kind: FaultKind, fleets: int) -> dict[str, Any]:
     tests, rounds = [], []
     for seed in range(fleets):
         simulated = SimulatedFleet(size, kind, seed)
-        took, diagnosis = extent(Fleet(simulated.nodes, "diagnose"), simulated)
-        names, faults = named(diagnosis), planted(simulated.faults)
+        took, found_faults = extent(diagnosis(simulated.nodes), simulated)
+        names, faults = named(found_faults), planted(simulated.faults)
         found, missed, wrong = found + len(names & faults), missed + len(faults - names), wrong + len(names - faults)
         tests.append(took.tests)
         rounds.append(took.rounds)

@@ -7,8 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from envcheck.fleet.pairs.diagnosis import grouped
-from envcheck.fleet.pairs.launch import Fleet, planner
+from envcheck.fleet.pairs.diagnosis import Plan, grouped
 from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer, name_of
 
 FaultKind = str
@@ -107,17 +106,17 @@ class Extent(NamedTuple):
     tests: int
 
 
-def extent(fleet: Fleet, oracle: Callable[[GroupTest], GroupResult]) -> tuple[Extent, Diagnosis]:
+def extent(plan: Plan, oracle: Callable[[GroupTest], GroupResult]) -> tuple[Extent, Diagnosis]:
     """Run the plan to its end against an oracle that answers each test; none is measured twice."""
-    rounds, results = planner(fleet), dict[str, GroupResult]()
+    results = dict[str, GroupResult]()
     number = measured = 0
     try:
-        tests = next(rounds)
+        tests = next(plan)
         while True:
             new = [test for test in tests if test.key not in results]
             number += bool(new)
             measured += sum(test.step != ROLL_CALL for test in new)
             results |= {test.key: oracle(test) for test in new}
-            tests = rounds.send([results[test.key] for test in tests])
+            tests = plan.send([results[test.key] for test in tests])
     except StopIteration as ended:
         return Extent(number, measured), ended.value

@@ -35,13 +35,13 @@ from envcheck.fleet.files import history_lines, read_files
 from envcheck.fleet.group.membership import Membership, membership
 from envcheck.fleet.group.outcome import of_group, of_node
 from envcheck.fleet.group.session import chosen, met
-from envcheck.fleet.hostlist import unfold
+from envcheck.fleet.hostlist import fold, unfold
 from envcheck.fleet.kubernetes_pods import Gang, PodOptions
 from envcheck.fleet.launch_files import LaunchValues, launch_files
 from envcheck.fleet.one_report import FORMED
 from envcheck.fleet.pairs import results
-from envcheck.fleet.pairs.diagnosis import SMALL
-from envcheck.fleet.pairs.launch import SLURM, Fleet, Launcher, begin, checked, run_tests
+from envcheck.fleet.pairs.diagnosis import SMALL, diagnosis
+from envcheck.fleet.pairs.launch import SLURM, Launcher, PairsState, begin, checked, run_tests
 from envcheck.fleet.pairs.results import ROLL_CALL, GroupResult, GroupTest
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.query import Query, normalized
@@ -179,7 +179,7 @@ def pairs(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG00
             f"--nodes {options.nodes[:60]!r} names {counted(len(nodes), 'node')}",
             "name two nodes or more; one node alone is `envcheck run`",
         )
-    fleet = Fleet(nodes, options.mode or ("diagnose" if len(nodes) > SMALL else "tournament"))
+    mode = options.mode or ("diagnose" if len(nodes) > SMALL else "tournament")
     folder = options.state.absolute().with_name(f"{options.state.stem}-reports")
     launcher = Launcher(_with_environment(options), folder, options.timeout)
     if options.dry_run:
@@ -196,11 +196,12 @@ def pairs(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG00
         options.state.with_name(f".{options.state.name}.lock"),
         lambda: refuse(f"another run is using {options.state}", "wait for it, or give --state another file"),
     ):
-        state = begin(options.state, fleet, launcher.template)
-        diagnosis = run_tests(fleet, state, options.state, launcher.run, _progress)
-    document = results.document(diagnosis, fleet.mode, fleet.nodes, len(state.results))
-    print_answer(document, results.lines(diagnosis), as_json=options.as_json)
-    return diagnosis.exit_code
+        state = begin(options.state, PairsState(fold(nodes), mode, launcher.template))
+        planned = diagnosis(nodes, every_pair=mode == "tournament")
+        found = run_tests(planned, state, options.state, launcher, _progress)
+    document = results.document(found, mode, state.nodes, len(state.results))
+    print_answer(document, results.lines(found), as_json=options.as_json)
+    return found.exit_code
 
 
 def _with_environment(options: FleetPairsOptions) -> str:

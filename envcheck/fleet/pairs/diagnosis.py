@@ -1,4 +1,4 @@
-"""Which node, GPU or link is at fault: `diagnosis` of a large fleet by groups, `tournament` by every pair once.
+"""Which node, GPU or link is at fault: by groups of a large fleet, or by every pair once.
 
 A group passes where all its nodes and all links between them are sound. docs/fleet-pairs.md has the steps.
 """
@@ -17,12 +17,13 @@ from envcheck.fleet.pairs.results import (
     GroupResult,
     GroupTest,
     MeasuredGroup,
-    RollCall,
     Round,
     Rounds,
     UnclearNodes,
+    at_fault,
     compared,
     disjoint,
+    joined,
     measured,
     name_of,
     roll_call,
@@ -41,36 +42,28 @@ Plan = Generator[Round, Sequence[GroupResult], Diagnosis]
 Steps = Generator[Round, Sequence[GroupResult], None]
 
 
-def tournament(nodes: Sequence[str]) -> Plan:
-    """Measure every pair of the nodes that answer the roll-call, those that do not pass twice, and name who is slow."""
+def diagnosis(nodes: Sequence[str], *, every_pair: bool = False) -> Plan:
+    """Find what is at fault among the nodes that answer the roll-call, by groups and by pairs in those that fail.
+
+    `every_pair` is a tournament: each pair is measured once, and again where it does not pass.
+    """
     call = yield from roll_call(nodes)
-    return (yield from _every_pair(call))
+    return joined([structs.replace(call, good=()), *(yield from _found(call.good, every_pair=every_pair))])
 
 
-def _every_pair(call: RollCall) -> Plan:
-    pairs = yield from measured(pair_rounds(call.present))
-    return _together(call, [judged(call.present, pairs)])
-
-
-def diagnosis(nodes: Sequence[str]) -> Plan:
-    """Find what is at fault among these nodes by groups, and by pairs in the groups that do not pass."""
-    call = yield from roll_call(nodes)
-    if len(call.present) < _LEAST:
-        return (yield from _every_pair(call))
-    groups = grouped(call.present)
+def _found(nodes: tuple[str, ...], *, every_pair: bool) -> Generator[Round, Sequence[GroupResult], list[Diagnosis]]:
+    groups = [] if every_pair or len(nodes) < _LEAST else grouped(nodes)
     screened = yield from measured([[GroupTest("group", group) for group in groups if len(group) > 1]])
     if not any(one.passed for one in screened):
-        if len(call.present) <= SMALL:
-            return (yield from _every_pair(call))
+        if every_pair or len(nodes) <= SMALL:
+            return [judged(nodes, (yield from measured(pair_rounds(nodes))))]
         why = f"not one of {len(screened)} groups passed, so that there is no known-good partner: {screened[0].reason}"
-        unclear = UnclearNodes(tuple(call.present), why, tuple(one.name for one in screened))
-        return _together(call, [Diagnosis(not_isolated=(unclear,))])
+        return [Diagnosis(not_isolated=(UnclearNodes(nodes, why, tuple(one.name for one in screened)),))]
     search = _Search(groups, screened)
-    yield from search.with_partners([node for node in call.present if node not in search.good])
+    yield from search.with_partners([node for node in nodes if node not in search.good])
     yield from search.inside([one for one in screened if not one.passed])
     yield from search.across()
-    good = tuple(node for node in call.present if node in search.good)
-    return _together(call, [*search.parts, Diagnosis(good=good)])
+    return [*search.parts, Diagnosis(good=tuple(node for node in nodes if node in search.good))]
 
 
 class _Search:
@@ -219,8 +212,7 @@ def _node_at_fault(node: str, met: int, by: Sequence[MeasuredGroup]) -> Blame:
     unsteady = sum(one.certainty == "unsteady" for one in by)
     sometimes = f", {unsteady} of them not each time" if unsteady else ""
     reason = f"fails with {len(by)} of {met} partners{sometimes}: {by[0].reason}"
-    names = tuple(one.name for one in by[:_MOST_NAMED])
-    return Blame("gpu", same.pop(), reason, names) if len(same) == 1 else Blame("node", node, reason, names)
+    return at_fault(node, same, reason, tuple(one.name for one in by[:_MOST_NAMED]))
 
 
 def _never_met(nodes: Sequence[str], measured: Sequence[MeasuredGroup], passed: set[str]) -> list[UnclearNodes]:
@@ -234,13 +226,3 @@ def _never_met(nodes: Sequence[str], measured: Sequence[MeasuredGroup], passed: 
     ]
     pairs = [one for one in unformed if not set(one.nodes) & set(alone)]
     return rows + [UnclearNodes(one.nodes, one.reason, (one.name,)) for one in pairs]
-
-
-def _together(call: RollCall, parts: Sequence[Diagnosis]) -> Diagnosis:
-    return Diagnosis(
-        (*call.blamed, *(row for part in parts for row in part.blamed)),
-        (*call.not_isolated, *(row for part in parts for row in part.not_isolated)),
-        (*call.undetermined, *(row for part in parts for row in part.undetermined)),
-        tuple(node for part in parts for node in part.good),
-        tuple(call.notes),
-    )

@@ -25,13 +25,12 @@ from envcheck.errors import refuse
 from envcheck.fleet.files import FleetFile, read_files
 from envcheck.fleet.hostlist import fold
 from envcheck.fleet.one_report import BY_SEVERITY, NodeReport
-from envcheck.fleet.pairs.diagnosis import Plan, diagnosis, tournament
+from envcheck.fleet.pairs.diagnosis import Plan
 from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer
 from envcheck.fleet.summary import under_one_name
 from envcheck.reports.phrases import last_words
 from envcheck.struct_types import know_types
 
-PairsMode = Literal["tournament", "diagnose"]
 _MOST_NAMED: Final = 5
 _LONGEST: Final = 200
 
@@ -198,13 +197,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(5)
 
 
-class Fleet(NamedTuple):
-    """What is to be tested, and how."""
-
-    nodes: tuple[str, ...]
-    mode: PairsMode
-
-
 class PairsState(msgspec.Struct):
     """What the state file holds: which fleet, how its tests start, and the results by the key of their test."""
 
@@ -218,9 +210,8 @@ class PairsState(msgspec.Struct):
 know_types(PairsState)
 
 
-def begin(path: Path, fleet: Fleet, launch: str) -> PairsState:
-    """Return the state of an earlier run of the same tests, else an empty one; raise ConfigError for one of others."""
-    fresh = PairsState(fold(fleet.nodes), fleet.mode, launch)
+def begin(path: Path, fresh: PairsState) -> PairsState:
+    """Return the state of an earlier run of the same tests, else `fresh`; raise ConfigError for one of others."""
     if not path.exists():
         return fresh
     fix = "remove the file to begin anew, or give --state another one"
@@ -233,39 +224,32 @@ def begin(path: Path, fleet: Fleet, launch: str) -> PairsState:
     return state
 
 
-def planner(fleet: Fleet) -> Plan:
-    """Return the planner of the fleet's mode."""
-    return (tournament if fleet.mode == "tournament" else diagnosis)(fleet.nodes)
-
-
 # Launch commands at one time on this machine; a round of more tests takes several turns.
 AT_ONCE: Final = 64
-RunTest = Callable[[GroupTest, threading.Event], GroupResult]
 
 
 def run_tests(
-    fleet: Fleet, state: PairsState, path: Path, run: RunTest, say: Callable[[GroupTest, GroupResult], None]
+    plan: Plan, state: PairsState, path: Path, launcher: Launcher, say: Callable[[GroupTest, GroupResult], None]
 ) -> Diagnosis:
     """Run the tests that have no result yet; each result is kept before the next one counts, the file until the end."""
-    rounds = planner(fleet)
     try:
-        tests = next(rounds)
+        tests = next(plan)
         while True:
-            for test, result in _round([test for test in tests if test.key not in state.results], run):
+            for test, result in _round([test for test in tests if test.key not in state.results], launcher):
                 state.results[test.key] = result
                 safe_files.replace(path, msgspec.json.encode(state))
                 say(test, result)
-            tests = rounds.send([state.results[test.key] for test in tests])
+            tests = plan.send([state.results[test.key] for test in tests])
     except StopIteration as ended:
         path.unlink(missing_ok=True)
         verdict: Diagnosis = ended.value
         return verdict
 
 
-def _round(tests: Sequence[GroupTest], run: RunTest) -> Iterator[tuple[GroupTest, GroupResult]]:
+def _round(tests: Sequence[GroupTest], launcher: Launcher) -> Iterator[tuple[GroupTest, GroupResult]]:
     stop = threading.Event()
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        running = {pool.submit(run, test, stop): test for test in tests}
+        running = {pool.submit(launcher.run, test, stop): test for test in tests}
         try:
             for done in concurrent.futures.as_completed(running):
                 yield running[done], done.result()

@@ -1,10 +1,9 @@
 """A test of nodes, what it came to, the roll-call of all nodes, and the diagnosis that tests lead to."""
 
 import collections
-import datetime as dt
 import itertools
 import statistics
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -12,6 +11,7 @@ from msgspec import structs
 
 from envcheck.counting import counted, printable
 from envcheck.fleet.hostlist import fold
+from envcheck.node.collect import now
 from envcheck.struct_types import know_types
 
 ResultStatus = Literal["pass", "fail", "undetermined"]
@@ -109,6 +109,18 @@ class Diagnosis(msgspec.Struct, frozen=True):
 know_types(GroupResult, Diagnosis)
 
 
+def joined(parts: Sequence[Diagnosis]) -> Diagnosis:
+    """Return what all parts say."""
+    return Diagnosis(
+        *(tuple(row for part in parts for row in getattr(part, name)) for name in Diagnosis.__struct_fields__)
+    )
+
+
+def at_fault(node: str, gpus: set[str], reason: str, by: tuple[str, ...]) -> Blame:
+    """Blame the one GPU that every failure names, else the node."""
+    return Blame("gpu", gpus.pop(), reason, by) if len(gpus) == 1 else Blame("node", node, reason, by)
+
+
 def lines(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield the verdict first, then each finding with its evidence, then the nodes to use now."""
     yield diagnosis.sentence
@@ -123,13 +135,13 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield f"use now: {fold(diagnosis.good) or 'no node'}"
 
 
-def document(diagnosis: Diagnosis, mode: str, nodes: Sequence[str], tests: int) -> dict[str, Any]:
+def document(diagnosis: Diagnosis, mode: str, nodes: str, tests: int) -> dict[str, Any]:
     """Return the diagnosis as a JSON document; `tests` counts repetitions and the roll-call too."""
     return {
         "schema": "envcheck/fleet-pairs/1",
-        "at": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        "at": now(),
         "mode": mode,
-        "nodes": fold(nodes),
+        "nodes": nodes,
         "tests": tests,
         "verdict": {
             "status": {0: "pass", 1: "fail", 3: "error"}[diagnosis.exit_code],
@@ -248,20 +260,10 @@ _ODD_SHARE: Final = 0.1
 _BY: Final = ("roll-call",)
 
 
-class RollCall(NamedTuple):
-    """Who may join groups, and what the roll-call found of the rest."""
-
-    present: list[str]
-    blamed: list[Blame]
-    not_isolated: list[UnclearNodes]
-    undetermined: list[UnclearNodes]
-    notes: list[str]
-
-
-def roll_call(nodes: Sequence[str]) -> Generator[Round, Sequence[GroupResult], RollCall]:
+def roll_call(nodes: Sequence[str]) -> Generator[Round, Sequence[GroupResult], Diagnosis]:
     """Ask every node, then each that did not pass alone: where one is down, a launcher may start none of them.
 
-    A node that is missing twice is undetermined.
+    `good` may join groups; a node that is missing twice is undetermined.
     """
     answers: dict[str, list[NodeAnswer]] = {node: [] for node in nodes}
     asked = [*nodes]
@@ -275,34 +277,28 @@ def roll_call(nodes: Sequence[str]) -> Generator[Round, Sequence[GroupResult], R
                 for node in test:
                     answers[node].append(came.get(node) or NodeAnswer(node, "undetermined", why))
             asked = [node for node in asked if answers[node][-1].status != "pass"]
-    return judge(answers)
+    odd, notes = _odd([replies[-1] for replies in answers.values()])
+    return joined([*(_called(node, own, odd.get(node)) for node, own in answers.items()), Diagnosis(notes=notes)])
 
 
-def judge(answers: Mapping[str, Sequence[NodeAnswer]]) -> RollCall:
-    """Return what the answers say, one or two of each node."""
-    call = RollCall([], [], [], [], [])
-    odd = _odd([replies[-1] for replies in answers.values()], call.notes)
-    for node, replies in answers.items():
-        statuses = [answer.status for answer in replies]
-        if statuses == ["fail", "fail"]:
-            same = {*replies[0].faulty_gpus} & {*replies[1].faulty_gpus}
-            gpu = Blame("gpu", same.pop(), replies[1].reason, _BY) if len(same) == 1 else None
-            call.blamed.append(gpu or Blame("node", node, replies[1].reason, _BY))
-        elif statuses == ["fail", "pass"]:
-            call.not_isolated.append(UnclearNodes((node,), f"failed once and passed once: {replies[0].reason}", _BY))
-        elif statuses[-1] != "pass":
-            call.undetermined.append(UnclearNodes((node,), replies[-1].reason or replies[0].reason, _BY))
-        elif node in odd:
-            call.blamed.append(Blame("node", node, odd[node], _BY))
-        else:
-            call.present.append(node)
-    return call
+def _called(node: str, replies: Sequence[NodeAnswer], odd: str | None) -> Diagnosis:
+    """Return what a node's one or two answers say, and why it is unlike the others."""
+    first, last = replies[0], replies[-1]
+    if (first.status, last.status) == ("fail", "fail"):
+        return Diagnosis((at_fault(node, {*first.faulty_gpus} & {*last.faulty_gpus}, last.reason, _BY),))
+    if (first.status, last.status) == ("fail", "pass"):
+        why = f"failed once and passed once: {first.reason}"
+        return Diagnosis(not_isolated=(UnclearNodes((node,), why, _BY),))
+    if last.status != "pass":
+        return Diagnosis(undetermined=(UnclearNodes((node,), last.reason or first.reason, _BY),))
+    return Diagnosis((Blame("node", node, odd, _BY),)) if odd else Diagnosis(good=(node,))
 
 
-def _odd(answers: Iterable[NodeAnswer], notes: list[str]) -> dict[str, str]:
-    """Return why a node is unlike the others: GPUs, driver, kernel, clock. A mixed fleet is a note."""
+def _odd(answers: Iterable[NodeAnswer]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return why a node is unlike the others: GPUs, driver, kernel, clock; and notes of what is a mixed fleet."""
     passed = [answer for answer in answers if answer.status == "pass"]
     odd: dict[str, str] = {}
+    notes = []
     for field, name in (("kernel", "kernel"), ("driver", "driver"), ("gpus", "number of GPUs")):
         values = {answer.node: getattr(answer, field) for answer in passed if getattr(answer, field) not in (None, "")}
         counts = collections.Counter(values.values()).most_common()
@@ -317,4 +313,4 @@ def _odd(answers: Iterable[NodeAnswer], notes: list[str]) -> dict[str, str]:
         if answer.clock is not None and abs(answer.clock) > CLOCK_TOLERANCE:
             ahead = "ahead" if answer.clock > 0 else "behind"
             odd[answer.node] = f"its clock is {abs(answer.clock):.0f} s {ahead}"
-    return odd
+    return odd, tuple(notes)

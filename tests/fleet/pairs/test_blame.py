@@ -4,8 +4,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from envcheck.fleet.pairs.diagnosis import grouped
-from envcheck.fleet.pairs.launch import Fleet, PairsMode
+from envcheck.fleet.pairs.diagnosis import diagnosis, grouped
 from envcheck.fleet.pairs.results import GroupResult, GroupTest
 from tests.fleet.simulated_fleet import FAULT_KINDS, Extent, FaultKind, Faults, SimulatedFleet, extent, named, planted
 
@@ -13,11 +12,11 @@ SINGLE = [kind for kind in FAULT_KINDS if kind not in ("two-nodes", "intermitten
 SIZES = (16, 64, 256, 1024)
 
 
-def diagnose(simulated: SimulatedFleet, mode: PairsMode = "diagnose") -> tuple[set[frozenset[str]], Extent]:
+def diagnose(simulated: SimulatedFleet, *, every_pair: bool = False) -> tuple[set[frozenset[str]], Extent]:
     """Return what is named wrongly or not at all in a simulated fleet, and what it took."""
-    took, diagnosis = extent(Fleet(simulated.nodes, mode), simulated)
-    assert not {*simulated.faults.who} & {*diagnosis.good} or simulated.faults.kind in ("bad-link", "intermittent")
-    return named(diagnosis) ^ planted(simulated.faults), took
+    took, found = extent(diagnosis(simulated.nodes, every_pair=every_pair), simulated)
+    assert not {*simulated.faults.who} & {*found.good} or simulated.faults.kind in ("bad-link", "intermittent")
+    return named(found) ^ planted(simulated.faults), took
 
 
 def test_faults_are_named_and_nothing_else() -> None:
@@ -56,14 +55,14 @@ def test_a_node_that_fails_now_and_then_costs_no_other_node_its_name() -> None:
     for seed in range(60):
         simulated = SimulatedFleet(64, "intermittent", seed)
         # A link of that node may be named; never two nodes that are both sound.
-        wrong += len(named(extent(Fleet(simulated.nodes, "diagnose"), simulated)[1]) - planted(simulated.faults))
+        wrong += len(named(extent(diagnosis(simulated.nodes), simulated)[1]) - planted(simulated.faults))
     assert wrong <= 3
 
 
 def test_the_tournament_names_a_single_fault() -> None:
     kinds: list[FaultKind] = ["slow-node", "bad-link", "intermittent"]
     for kind, seed in itertools.product(kinds, range(8)):
-        assert diagnose(SimulatedFleet(16, kind, seed), "tournament")[0] == set(), kind
+        assert diagnose(SimulatedFleet(16, kind, seed), every_pair=True)[0] == set(), kind
 
 
 def test_a_sound_fleet_takes_one_test_a_group_and_one_across() -> None:
@@ -79,4 +78,4 @@ def test_a_launcher_that_starts_nothing_where_one_node_is_down_hides_no_other() 
     def srun(test: GroupTest) -> GroupResult:
         return simulated(test) if len(test.nodes) == 1 or down.isdisjoint(test.nodes) else GroupResult("pass")
 
-    assert named(extent(Fleet(simulated.nodes, "tournament"), srun)[1]) == planted(simulated.faults)
+    assert named(extent(diagnosis(simulated.nodes, every_pair=True), srun)[1]) == planted(simulated.faults)
