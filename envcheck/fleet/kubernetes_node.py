@@ -2,11 +2,12 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+from envcheck.fleet.gate import NodeVerdict
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.credentials import OriginLogin
 from envcheck.mirrors.net.network_errors import NetworkError
@@ -76,24 +77,15 @@ def patch(node: Mapping[str, Any], check: str, reason: str) -> dict[str, Any] | 
     }
 
 
-def mark(
-    name: str,
-    check: str,
-    reason: str,
-    environ: Mapping[str, str],
-    account: Path = ACCOUNT,
-    *,
-    covered: Collection[str] = (),
-    gpu: bool = False,
-) -> str:
-    """Mark this node as unfit for a reason, or as fit ("") where that is proven; return "", or why it is not."""
+def mark(verdict: NodeVerdict, environ: Mapping[str, str], account: Path = ACCOUNT) -> str:
+    """Mark a verdict's node as unfit, or as fit where a pass proves that; return "", or why it is not marked."""
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
-    url = f"https://{f'[{host}]' if ':' in host else host}:{port}/api/v1/nodes/{quote(name, safe='')}"
+    url = f"https://{f'[{host}]' if ':' in host else host}:{port}/api/v1/nodes/{quote(verdict.at.node, safe='')}"
     try:
         login = OriginLogin(url, f"Bearer {(account / 'token').read_text(encoding='ascii').strip()}")
         client = Client(ca=account / "ca.crt", logins=[login], connect=_CONNECT, read=_READ)
         for _ in range(_TRIES):
-            status, why = _marked(client, url, check, reason, lambda node: unproven(node, covered, gpu=gpu))
+            status, why = _marked(client, url, verdict)
             if status == _OK:
                 return why
             if status != _CONFLICT:
@@ -107,16 +99,15 @@ def mark(
     return f"the API server answers {status}"
 
 
-def _marked(
-    client: Client, url: str, check: str, reason: str, doubt: Callable[[Mapping[str, Any]], str]
-) -> tuple[int, str]:
+def _marked(client: Client, url: str, verdict: NodeVerdict) -> tuple[int, str]:
     """Read the node and change it; return the status of the first answer that is not 200, else 200, and a doubt."""
     with client.get(url, {"Accept": "application/json"}) as answer:
         if answer.status != _OK:
             return answer.status, ""
         node = json.loads(answer.text(_MOST))
-    why = doubt(node) if isinstance(node, dict) and not reason else ""
-    change = patch(node, check, reason) if isinstance(node, dict) and not why else None
+    failed = verdict.status == "fail"
+    why = "" if failed else unproven(node, verdict.covered, gpu=verdict.mode == "gpu")
+    change = None if why else patch(node, verdict.check, verdict.reason if failed else "")
     if change is None:
         return _OK, why
     headers = {"Content-Type": "application/merge-patch+json", "Accept": "application/json"}

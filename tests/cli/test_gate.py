@@ -210,8 +210,8 @@ def test_a_node_that_envcheck_did_not_drain_is_not_resumed(
 def test_in_a_pod_a_failure_marks_the_node_and_a_pass_takes_that_back(monkeypatch: pytest.MonkeyPatch) -> None:
     marks: list[tuple[str, str, str]] = []
 
-    def mark(node: str, check: str, reason: str, _environ: object, **_run: object) -> str:
-        marks.append((node, check, reason))
+    def mark(verdict: NodeVerdict, _environ: object) -> str:
+        marks.append((verdict.at.node, verdict.check, verdict.status))
         return "403"
 
     monkeypatch.setattr("envcheck.fleet.kubernetes_node.mark", mark)
@@ -226,7 +226,7 @@ def test_in_a_pod_a_failure_marks_the_node_and_a_pass_takes_that_back(monkeypatc
     assert "warning: n7 is not drained: 403" in result.stderr
     keep("pass")
     result = gate("--drain")
-    assert (result.exit_code, marks) == (0, [("n7", "ecc", "envcheck: ecc: 2 errors"), ("n7", "", "")])
+    assert (result.exit_code, marks) == (0, [("n7", "ecc", "fail"), ("n7", "", "pass")])
     assert "warning: n7 is not marked as fit: 403" in result.stderr
 
 

@@ -5,7 +5,9 @@ import re
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from envcheck.fleet.gate import Boot, GatedEnvironment, NodeVerdict
 from envcheck.fleet.kubernetes_node import mark, patch, unproven
 from tests.certificates import Certificate, signed
 from tests.http_server import Answer, Request, Server, Servers
@@ -99,9 +101,20 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return signed(at, "127.0.0.1", name="ca.crt")
 
 
-def marked(server: Server, account: Certificate, node: str = "n7") -> str:
+def judged(*covered: str, node: str = "n7", gpu: bool = False) -> NodeVerdict:
+    """Return the verdict of a run that covered these checks; that of a run in which ecc failed without any."""
+    subject = GatedEnvironment(kind="python", name="/opt/venv", state="1")
+    mode: Any = "gpu" if gpu else "cpu"
+    at = Boot(node=node, boot="1", driver="", gpus=0, uptime=1.0)
+    found = (
+        {"status": "pass", "covered": covered} if covered else {"status": "fail", "check": "ecc", "summary": "2 errors"}
+    )
+    return structs.replace(NodeVerdict(subject=subject, at=at, level="quick", mode=mode, status="pass"), **found)
+
+
+def marked(server: Server, account: Certificate, *covered: str, node: str = "n7") -> str:
     environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.port)}
-    return mark(node, "ecc", REASON, environ, account.ca.parent)
+    return mark(judged(*covered, node=node), environ, account.ca.parent)
 
 
 def test_a_node_is_marked_in_two_requests_and_a_conflict_is_tried_again(servers: Servers, account: Certificate) -> None:
@@ -111,11 +124,10 @@ def test_a_node_is_marked_in_two_requests_and_a_conflict_is_tried_again(servers:
     assert api.node["spec"]["taints"] == [OTHERS, OWN]
     path = "/api/v1/nodes/n7"
     assert [(r.method, r.path) for r in server.requests] == [("GET", path), ("PATCH", path)] * 2
-    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.port)}
-    assert "did not cover" in mark("n7", "", "", environ, account.ca.parent, covered=["shm"])
-    assert mark("n7", "", "", environ, account.ca.parent, covered=["ecc"]) == ""
+    assert "did not cover" in marked(server, account, "shm")
+    assert marked(server, account, "ecc") == ""
     assert api.node["spec"]["taints"] == [OTHERS]
-    marked(server, account, "../pods/x")
+    marked(server, account, node="../pods/x")
     assert server.requests[-1].path == "/api/v1/nodes/..%2Fpods%2Fx", "a name that is no path stays a name"
 
 

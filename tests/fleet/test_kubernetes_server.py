@@ -16,6 +16,7 @@ from envcheck.fleet.group.meeting import free_ports
 from envcheck.fleet.kubernetes_node import mark
 from tests.certificates import openssl, signed
 from tests.cli.test_slurm import started, until
+from tests.fleet.test_kubernetes_node import judged
 from tests.tables import each
 
 PROGRAMS = os.environ.get("ENVCHECK_TEST_KUBERNETES", "")
@@ -57,9 +58,9 @@ class Cluster:
         """Run kubectl as the administrator, in the manifests' namespace."""
         return subprocess.run([*self.command, *words], input=given, check=check, text=True, capture_output=True)
 
-    def marked(self, check: str, covered: tuple[str, ...] = (), *, gpu: bool = False) -> str:
+    def marked(self, *covered: str, gpu: bool = False) -> str:
         """Mark the node as a gate in its pod does; return why it is not marked."""
-        return mark("n7", check, REASON if check else "", self.environ, self.at, covered=covered, gpu=gpu)
+        return mark(judged(*covered, gpu=gpu), self.environ, self.at)
 
     def node(self) -> tuple[list[str], str | None, str | None]:
         """Return the node's taints, and what envcheck says of it."""
@@ -93,17 +94,17 @@ def test_a_taint_goes_only_by_a_run_that_covered_its_check_and_saw_the_gpus(clus
     cluster.kubectl("create", "-f-", given=OBJECTS)
     bound = ["--bound-object-kind=Pod", "--bound-object-name=gate"]
     (cluster.at / "token").write_text(cluster.kubectl("create", "token", "envcheck-watch", *bound).stdout)
-    assert "403" in cluster.marked("ecc")
+    assert "403" in cluster.marked()
     # Of rbac.yaml a server before 1.30 does not know the policy.
     cluster.kubectl("apply", "-f", f"{cluster.at}/rbac.yaml", check=False)
     others = cluster.node()[0]
     assert "maintenance=tonight" in others
-    assert cluster.marked("ecc") == ""
+    assert cluster.marked() == ""
     tainted = ([*others, "envcheck/unfit=ecc"], "false", REASON)
     assert cluster.node() == tainted
     for covered, gpu, why in (("shm", True, "did not cover"), ("ecc", False, "the run saw no GPU")):
-        assert (why in cluster.marked("", (covered,), gpu=gpu), cluster.node()) == (True, tainted)
-    assert (cluster.marked("", ("ecc",), gpu=True), cluster.node()) == ("", (others, "true", None))
+        assert (why in cluster.marked(covered, gpu=gpu), cluster.node()) == (True, tainted)
+    assert (cluster.marked("ecc", gpu=True), cluster.node()) == ("", (others, "true", None))
 
 
 @each("file", ["watch-daemonset.yaml", "preflight.yaml"])

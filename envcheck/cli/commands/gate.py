@@ -73,7 +73,7 @@ def _acted(options: GateOptions, settings: Settings, verdict: NodeVerdict, sourc
         say(f"warning: {node.node} may take work; this environment fails: {verdict.decided_by}")
         return 0
     if options.drain and gate.in_pod():
-        refused = _mark(node.node, verdict) if is_name(node.node) else _NO_NAME
+        refused = _mark(verdict) if is_name(node.node) else _NO_NAME
         if refused:
             say(f"warning: {node.node} is not {'drained' if failed else 'marked as fit'}: {refused}")
     elif options.drain and failed:
@@ -106,11 +106,10 @@ def _ended_after(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _mark(node: str, verdict: NodeVerdict) -> str:
+def _mark(verdict: NodeVerdict) -> str:
     from envcheck.fleet import kubernetes_node  # needs urllib3, which images lack
 
-    why = (verdict.check, verdict.reason) if verdict.status == "fail" else ("", "")
-    return kubernetes_node.mark(node, *why, os.environ, covered=verdict.covered, gpu=verdict.mode == "gpu")
+    return kubernetes_node.mark(verdict, os.environ)
 
 
 def _drained(options: GateOptions, verdict: NodeVerdict) -> int:
@@ -154,7 +153,7 @@ def _rechecked(node: Boot) -> int:
     if unanswered or any(verdict.node_unsure or verdict.status == "error" for verdict in new):
         return UnavailableError.exit_code
     if gate.in_pod():
-        refused = _mark(node.node, new[0])
+        refused = _mark(new[0])
     else:
         try:
             refused = slurm_node.resume(node.node)
