@@ -59,7 +59,7 @@ def summarized(size: int, faults: dict[str, str], noise: random.Random) -> Fleet
         if kind == "missing":
             continue
         checks = [structs.replace(c, value=speed) if c.check == "gemm-throughput" else c for c in sound.checks]
-        report = sound._replace(node=node, digest=node, checks=tuple(checks))
+        report = sound._replace(node=node, digest=node.encode(), checks=tuple(checks))
         if kind != "none":
             report = made(node, kind, speed)
         files.append(FleetFile(f"{node}.json", ENDED + 1, node, report))

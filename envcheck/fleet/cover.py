@@ -47,7 +47,8 @@ def of_places(places: Iterable[Path]) -> Inventory:
             refuse(f"{where}: {node} is in {kind_of[node][1]} too", "name each node once")
         kind_of[node] = kind, where
     notes = []
-    files = read_files(place for place in everything if place not in tables)
+    read = read_files(place for place in everything if place not in tables)
+    files = [file for file in read if file.node or file.report is None]  # of a node, and not of a group
     for file in {file.node or file.path: file for file in sorted(files, key=lambda file: file.at)}.values():
         report = file.report
         if report and report.gpu and report.driver:

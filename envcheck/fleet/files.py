@@ -3,14 +3,13 @@
 import contextlib
 import datetime as dt
 import os
-import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from envcheck.counting import counted
 from envcheck.errors import ConfigError, refuse
-from envcheck.fleet.one_report import CheckValue, GroupReport, NodeReport, NotAReportError, node_of_file, read
+from envcheck.fleet.one_report import CheckValue, NodeReport, NotAReportError, node_of_file, read
 from envcheck.runner.schema import encodable
 from envcheck.safe_files import read_regular
 
@@ -19,17 +18,13 @@ LONGEST: Final = 16 << 20
 
 
 class FleetFile(NamedTuple):
-    """A file as it was read, of which `note` says why it has no report; `node` "" where it says nothing of a node.
-
-    `group` is what the report of a whole group says.
-    """
+    """A file as it was read, of which `note` says why it has no report; `node` "" where it says nothing of a node."""
 
     path: str
     modified: float
     node: str
     report: NodeReport | None
     note: str = ""
-    group: GroupReport | None = None
 
     @property
     def at(self) -> float:
@@ -41,7 +36,7 @@ class FleetFile(NamedTuple):
 def read_files(places: Iterable[Path]) -> list[FleetFile]:
     """Read the named files and every *.json below the named directories, each once, but those that begin with a dot."""
     files: dict[str, FleetFile] = {}
-    reports: dict[str, NodeReport] = {}
+    reports: dict[bytes, NodeReport] = {}
     configurations: dict[tuple[str, ...], dict[str, str]] = {}
     checks: dict[CheckValue, CheckValue] = {}
     for path in map(os.path.abspath, _paths(places)):
@@ -73,19 +68,11 @@ def _paths(places: Iterable[Path]) -> Iterator[str]:
 
 def _below(folder: str) -> Iterator[str]:
     """Yield the files of a directory that can be listed; another one is a path that cannot be read."""
-    try:
-        with os.scandir(folder) as listing:
-            entries = sorted(listing, key=lambda entry: entry.name)
-    except OSError:
-        yield folder
-        return
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir(follow_symlinks=False):
-            yield from _below(entry.path)
-        elif entry.name.endswith(".json"):
-            yield entry.path
+    unlisted: list[OSError] = []
+    for at, folders, names in os.walk(folder, onerror=unlisted.append):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (f"{at}/{name}" for name in sorted(names) if name.endswith(".json") and not name.startswith("."))
+    yield from (error.filename for error in unlisted)
 
 
 def _read_file(path: str) -> FleetFile:
@@ -94,17 +81,14 @@ def _read_file(path: str) -> FleetFile:
     try:
         with contextlib.suppress(OSError):
             modified = os.lstat(path).st_mtime
-        facts = os.stat(path)  # noqa: PTH116 (ten thousand paths; Path costs more than the call)
-        modified = facts.st_mtime
-        if not stat.S_ISREG(facts.st_mode):
-            note = "is a directory that cannot be read" if stat.S_ISDIR(facts.st_mode) else "is not a regular file"
-        elif facts.st_size > LONGEST:
-            note = f"has {facts.st_size >> 20} MiB, and no report has more than {LONGEST >> 20}"
-        else:
-            report = read(read_regular(Path(path), LONGEST + 1), stem)
+        modified = os.stat(path).st_mtime  # noqa: PTH116 (ten thousand paths; Path costs more than the call)
+        content = read_regular(Path(path), LONGEST + 1)
+        if len(content) <= LONGEST:
+            report = read(content, stem)
             return FleetFile(encodable(path), modified, report.node, report)
+        note = f"has more than {LONGEST >> 20} MiB, and no report has"
     except NotAReportError as error:
-        return FleetFile(encodable(path), modified, "", None, str(error), error.group)
+        return FleetFile(encodable(path), modified, "", None, str(error))
     except ConfigError as error:
         note = str(error)
     except OSError as error:
@@ -114,10 +98,10 @@ def _read_file(path: str) -> FleetFile:
 
 def history_lines(files: Iterable[FleetFile], who: str) -> Iterator[str]:
     """Yield how often a node failed, or a GPU by its UUID or the beginning of one; then its runs, the newest first."""
-    failures: dict[str, tuple[float, str, list[str]]] = {}
+    failures: dict[bytes, tuple[float, str, list[str]]] = {}
     for file in files:
         report = file.report
-        if report and (file.node == who or any(uuid.startswith(who) for uuid in report.gpus)):
+        if report and file.node and (file.node == who or any(uuid.startswith(who) for uuid in report.gpus)):
             # Of a GPU what names it: another one of the node may be what failed.
             about = (c for c in report.checks if file.node == who or who in f"{c.gpu} {c.culprit}")
             why = [f"{c.check} [{c.code}]" for c in about if c.status == "fail"]

@@ -13,7 +13,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from envcheck.counting import counted
 from envcheck.errors import ConfigError, refuse
 from envcheck.reports.phrases import number
 from envcheck.reports.redact import UNKEYED
@@ -135,31 +134,19 @@ class CheckValue(msgspec.Struct, frozen=True, gc=False):
     summary: str
 
 
-class GroupReport(NamedTuple):
-    """What group.json says: which group it is of and when it was, and why which of its nodes are to blame."""
-
-    key: str
-    blamed: dict[str, str]
-    started: float | None = None
-    ended: float | None = None
-
-
 class NotAReportError(Exception):
-    """A file in which no run of a node is; `group` is what the report of a whole group says."""
-
-    def __init__(self, message: str, group: GroupReport | None = None) -> None:
-        super().__init__(message)
-        self.group = group
+    """A file in which no run is."""
 
 
 class NodeReport(NamedTuple):
     """What a fleet needs of one report. `status` is what the node may count as, with `why` for people.
 
-    `group` is the key of the group that it was written in, "" for none, and `member` the node's name there.
+    `group` is the key of the group that it was written in, empty for none, and `member` the node's name there.
     `excusable`: but for what another node disturbed, it would have passed, and something was measured.
+    The report of a whole group is of no node (""); `blamed` says which of its nodes are to blame, and why.
     """
 
-    digest: str
+    digest: bytes
     node: str
     started: float | None
     ended: float | None
@@ -172,9 +159,15 @@ class NodeReport(NamedTuple):
     arch: str
     checks: tuple[CheckValue, ...]
     configuration: dict[str, str]
-    group: str = ""
-    member: str = ""
-    excusable: bool = False
+    group: bytes
+    member: str
+    excusable: bool
+    blamed: dict[str, str]
+
+    @property
+    def last(self) -> float | None:
+        """Return when it ended, or began where it did not end."""
+        return self.started if self.ended is None else self.ended
 
 
 def read(content: bytes, stem: str) -> NodeReport:
@@ -183,13 +176,14 @@ def read(content: bytes, stem: str) -> NodeReport:
     if document.schema != _SCHEMA:
         raise _of_other_schema(document.schema)
     try:
-        if document.group is not None and not document.group.node:
-            message = f"is the report of a group of {counted(len(document.group.nodes), 'node')}"
-            raise NotAReportError(message, _of_group(document, document.group))
-        return _reading(document, hashlib.blake2b(content, digest_size=32).hexdigest(), stem)
+        return _reading(document, _digest(content), stem)
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         # Whatever one report holds, the others are read.
         refuse(f"is a report that holds what no run writes ({type(error).__name__})", _FIX)
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def _decoded(content: bytes) -> tuple[_ReportPart, bytes]:
@@ -240,15 +234,17 @@ def _of_other_schema(schema: str) -> Exception:
     return NotAReportError(f"is a document {schema[:40]}, not of one node" if ours else "is not a report of envcheck")
 
 
-def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
+def _reading(document: _ReportPart, digest: bytes, stem: str) -> NodeReport:
     checks = (*map(_check, document.outcomes),)
     status, why = _status(document, checks)
     host, gpus, signals = document.host, document.snapshot.gpus, document.snapshot.signals
-    as_passed = msgspec.structs.replace(document, verdict=_VerdictPart("pass"))
+    as_passed, group = msgspec.structs.replace(document, verdict=_VerdictPart("pass")), document.group
+    whole = group is not None and not group.node
+    named = "" if _alone(document, host.place.node or host.name) else _node(host)
     models = {_string(_value(gpu.signals, "name")) for gpu in gpus}
     return NodeReport(
         digest=digest,
-        node=("" if _alone(document, host.place.node or host.name) else _node(host)) or node_of_file(stem),
+        node="" if whole else named or node_of_file(stem),
         started=moment(document.started),
         ended=moment(document.ended),
         status=status,
@@ -262,27 +258,17 @@ def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
         configuration=_configuration(
             signals, [gpu.signals for gpu in gpus], document.environment, document.target.image_id
         ),
-        group=_key(document.group) if document.group else "",
-        member=document.group.node if document.group else "",
-        excusable=document.group is not None
-        and not _doubt(as_passed, [check for check in checks if check.check != FORMED]),
+        group=_digest(msgspec.json.encode([group.run, group.nodes])) if group else b"",
+        member=group.node if group else "",
+        excusable=group is not None and not _doubt(as_passed, [check for check in checks if check.check != FORMED]),
+        blamed=_blamed(document, group) if group and whole else {},
     )
 
 
-def _key(group: GroupFacts) -> str:
-    return hashlib.blake2b(msgspec.json.encode([group.run, group.nodes]), digest_size=16).hexdigest()
-
-
-def _of_group(document: _ReportPart, group: GroupFacts) -> GroupReport:
-    started, ended = moment(document.started), moment(document.ended)
-    # host-2 of one report is not that of another.
-    blamed = {} if _alone(document, *group.nodes) else _blamed(document.outcomes, group)
-    return GroupReport(_key(group), blamed, started, started if ended is None else ended)
-
-
-def _blamed(outcomes: Iterable[_OutcomePart], group: GroupFacts) -> dict[str, str]:
+def _blamed(document: _ReportPart, group: GroupFacts) -> dict[str, str]:
     why: dict[str, list[str]] = {}
-    for outcome in outcomes:
+    # host-2 of one report is not that of another.
+    for outcome in () if _alone(document, *group.nodes) else document.outcomes:
         for node in nodes_of(outcome.culprit, group) if outcome.status in ("fail", "error") else ():
             why.setdefault(group.nodes[node], []).append(f"{outcome.id}: {outcome.summary[:_LONGEST_TEXT]}")
     return {node: "; ".join(reasons) for node, reasons in why.items()}

@@ -13,7 +13,7 @@ from envcheck.counting import counted
 from envcheck.fleet.files import FleetFile
 from envcheck.fleet.groups import CLOCK_SLACK, ConfigurationDrift, FleetGroup, Outlier, deviating, grouped
 from envcheck.fleet.hostlist import fold, is_name, natural
-from envcheck.fleet.one_report import BY_SEVERITY, OTHER_NODE, GroupReport, NodeReport
+from envcheck.fleet.one_report import BY_SEVERITY, OTHER_NODE, NodeReport
 from envcheck.reports.redact import UNKEYED
 from envcheck.runner.schema import Row
 
@@ -134,44 +134,36 @@ def with_groups(files: Sequence[FleetFile]) -> list[FleetFile]:
 
     A node that is to blame and has left no report of the group is undetermined by group.json itself.
     """
-    groups = {
-        (Path(file.path).parent, file.group.key): (file, file.group)
-        for file in files
-        if file.group and file.group.blamed
-    }
-    told = []
-    for file in files:
-        report = file.report
-        _, group = groups.get((Path(file.path).parent, report.group), (file, None)) if report else (file, None)
-        if report and group and _of_one_run(report, group):
-            why = group.blamed.get(report.member, "")
-            codes = {check.code for check in report.checks if check.status == "error"}
-            if report.status == "error" and why:
-                report = report._replace(why=why)
-            elif report.status == "error" and report.excusable and codes == {OTHER_NODE}:
-                report = report._replace(status="pass", why="")
-        told.append(file._replace(report=report))
-    members: dict[tuple[str, str], list[NodeReport]] = defaultdict(list)
-    for report in (file.report for file in files if file.report):
+    reports = [(file, file.report) for file in files if file.report and file.report.group]
+    groups = {(Path(file.path).parent, whole.group): whole for file, whole in reports if whole.blamed}
+    members: dict[tuple[bytes, str], list[NodeReport]] = defaultdict(list)
+    for _, report in reports:
         members[report.group, report.member].append(report)
     lost = [
         # A copy of the file was written later than what it says happened.
-        file._replace(
-            node=node,
-            note=f"says of it: {why}",
-            group=None,
-            modified=min(file.modified, file.modified if group.ended is None else group.ended),
-        )
-        for file, group in groups.values()
-        for node, why in group.blamed.items()
-        if not any(_of_one_run(report, group) for report in members[group.key, node])
+        FleetFile(file.path, min(file.modified, whole.last or file.modified), node, None, f"says of it: {why}")
+        for file, whole in reports
+        for node, why in whole.blamed.items()
+        if not any(_of_one_run(report, whole) for report in members[whole.group, node])
     ]
-    return told + lost
+    return [_told(file, groups) if file.report and file.report.group else file for file in files] + lost
 
 
-def _of_one_run(report: NodeReport, group: GroupReport) -> bool:
+def _told(file: FleetFile, groups: Mapping[tuple[Path, bytes], NodeReport]) -> FleetFile:
+    report = file.report
+    whole = groups.get((Path(file.path).parent, report.group)) if report and report.status == "error" else None
+    if report and whole and _of_one_run(report, whole):
+        why = whole.blamed.get(report.member, "")
+        if why:
+            return file._replace(report=report._replace(why=why))
+        if report.excusable and {check.code for check in report.checks if check.status == "error"} == {OTHER_NODE}:
+            return file._replace(report=report._replace(status="pass"))
+    return file
+
+
+def _of_one_run(report: NodeReport, group: NodeReport) -> bool:
     """Tell whether a member's report and that of its group are of one time: not every launcher tells runs apart."""
-    own, whole = (report.started, group.started) if report.ended is None else (report.ended, group.ended)
+    own, whole = (report.started, group.started) if report.ended is None else (report.ended, group.last)
     return own is not None and whole is not None and abs(own - whole) <= _ONE_RUN
 
 
@@ -250,7 +242,7 @@ def summarize(files: Sequence[FleetFile], question: FleetQuestion) -> FleetAnswe
         reasons=_reasons(node_states, blame),
         drift=drift,
         outliers=outliers,
-        unread=[UnreadFile(file=f.path, node=f.node, reason=f.note) for f in files if not (f.report or f.group)],
+        unread=[UnreadFile(file=f.path, node=f.node, reason=f.note) for f in files if f.report is None],
         notes=[*notes(files, question), *gpu_notes(current)],
         verdict=_verdict(node_states, blame, deviant if question.strict else set(), question.expected),
     )

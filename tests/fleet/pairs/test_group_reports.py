@@ -49,7 +49,7 @@ def test_a_file_that_is_no_report_is_passed_over_and_named(tmp_path: Path) -> No
     (tmp_path / "n3.json").write_text("{")
     missing = result(tmp_path, ("n1", "n2"), node_report("n1"))
     assert missing.status == "undetermined"
-    assert missing.reason == "no report of n2: n2.json: is not a regular file"
+    assert missing.reason == "no report of n2: n2.json: cannot be read: not a regular file"
 
 
 @each(
