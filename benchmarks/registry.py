@@ -55,7 +55,7 @@ from envcheck.registry.choosing import ImageQuery, choose, choose_named
 from envcheck.registry.documents import StoredManifest, digest_of
 from envcheck.registry.judge import NodeFacts, ProofTerms, judge_image
 from envcheck.registry.publishing import PreparedProof, prepare, publish
-from envcheck.registry.repository import Repository, open_repository
+from envcheck.registry.repository import Repository
 from envcheck.registry.statement import PREDICATE_TYPE, ProvenImage, Sha256, Subject, written
 from envcheck.reports import model
 from envcheck.signing import load_private, new_key
@@ -281,7 +281,7 @@ class CountingClient(Client):
 def requests(bench: Bench, repository: Repository, node: Sequence[str]) -> int:
     """Return how many requests a choice sends."""
     client = CountingClient()
-    asking = open_repository(repository.reference, client=client)
+    asking = Repository(client, repository.reference)
     facts = NodeFacts((node[1],), int(node[3]), node[5], "x86_64")
     now = dt.datetime.now(dt.timezone.utc).replace(microsecond=0)
     choose(

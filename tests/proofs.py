@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from msgspec import structs
 
 from envcheck.matrix.file.load import load as load_matrix
@@ -140,7 +141,7 @@ def failed(statement: Statement, **changes: Any) -> Statement:
 
 
 def bundle(statement: Statement, by: PrivateKey) -> bytes:
-    return envelope.sign(statements.encode(statement), statements.PAYLOAD_TYPE, by)
+    return envelope.sign(msgspec.json.encode(statement), statements.PAYLOAD_TYPE, by)
 
 
 def exchanged(envelope_: bytes, other: bytes) -> bytes:

@@ -16,7 +16,7 @@ from envcheck.mirrors.index import unavailable
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.registry.documents import parse_reference
-from envcheck.registry.repository import Repository, open_repository
+from envcheck.registry.repository import Repository
 
 DRIVERS: Final = "https://developer.download.nvidia.com/compute/nvidia-driver/redist/"
 IMAGES: Final = "docker.io/nvidia/cuda"
@@ -91,7 +91,7 @@ def _read(client: Client, url: str) -> str:
 
 def read_images(reference: str, client: Client, matrix: Matrix) -> list[SeenImage]:
     """Return the newest release of each CUDA that the matrix has no image of, or an older one."""
-    repository = open_repository(parse_reference(reference), client=client)
+    repository = Repository(client, parse_reference(reference))
     known = {row.cuda: row.image for row in sorted(matrix.cuda.base_images, key=lambda row: key(row.image))}
     newest: dict[str, re.Match[str]] = {}
     for tag in sorted(filter(None, map(_TAG.fullmatch, repository.tags())), key=lambda tag: key(tag["image"])):

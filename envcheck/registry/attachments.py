@@ -6,7 +6,6 @@ of OCI's distribution-spec 1.1, for other clients. Writing that index is a race 
 read again and written again a few times, and what is read here does not depend on it.
 """
 
-import base64
 import contextlib
 import random
 import re
@@ -22,10 +21,18 @@ from envcheck.errors import EnvcheckError, refuse
 from envcheck.mirrors.net.waits import map_in_threads
 from envcheck.registry import documents
 from envcheck.registry.documents import Descriptor, ImageManifest, LyingError, Platform, StoredManifest, digest_of
-from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations
+from envcheck.registry.envelope import BUNDLE_ANNOTATIONS, BUNDLE_TYPE
 from envcheck.registry.judge import ListedProof
 from envcheck.registry.repository import Repository, codes_in
-from envcheck.registry.statement import MOST_REPORT, PREDICATE_TYPE, ProofRefusal, Rejection, ReportReference
+from envcheck.registry.statement import (
+    MOST_JSON,
+    MOST_REPORT,
+    MalformedError,
+    ProofRefusal,
+    Rejection,
+    ReportReference,
+    decode_json,
+)
 from envcheck.struct_types import LightRecord
 
 # The artifact types of a proof's evidence and of a promotion: their own tags end otherwise than those of proofs, so
@@ -51,8 +58,6 @@ _MOST_ENVELOPE: Final = 1 << 18
 _MOST_OF_IMAGE: Final = 1 << 25
 # Statuses by which a registry says that it has no referrers API.
 _NO_API: Final = (400, 404, 405, 501)
-_ANNOTATIONS: Final = bundle_annotations(PREDICATE_TYPE)
-_MOST_CONFIG: Final = 4 << 20
 # Images for Linux in one index; each is two requests, and one index could name some 20,000.
 _MOST_PLATFORMS: Final = 100
 # How BuildKit marks what it says of a build in an index (its docs/attestations/attestation-storage.md).
@@ -121,40 +126,42 @@ def attach(
     repository: Repository,
     subject: Descriptor,
     artifact_type: str,
-    layers: Sequence[tuple[str, bytes]],
-    annotations: Mapping[str, str],
+    content: bytes,
+    annotations: Mapping[str, str] = {},
     *,
+    media_type: str = "",
     inline: bool = False,
 ) -> Attachment:
     """Push an artifact and attach it to a manifest of the same repository. Doing it again changes nothing.
 
-    `layers` are media types and contents; with `inline`, small ones are in the manifest too, for readers' sake. A
-    registry can lose a blob that is uploaded twice at once; it says so when the manifest comes, and gets all again.
+    `media_type` is that of the content, if not the artifact's; with `inline`, a small one is in the manifest too, for
+    readers' sake. A registry can lose a blob that is uploaded twice at once; it says so when the manifest comes, and
+    gets all again.
     """
-    data = {blob: base64.b64encode(blob).decode() for _, blob in layers if inline and len(blob) <= _INLINE}
+    blob = documents.described(content, media_type or artifact_type)
     document = ImageManifest(
         schema_version=2,
         media_type=documents.OCI_MANIFEST,
         artifact_type=artifact_type,
         config=documents.described(documents.EMPTY, documents.EMPTY_TYPE),
-        layers=[structs.replace(documents.described(blob, kind), data=data.get(blob, "")) for kind, blob in layers],
-        subject=structs.replace(subject, data="", platform=None),
+        layers=[structs.replace(blob, data=content if inline and len(content) <= _INLINE else b"")],
+        subject=structs.replace(subject, data=b"", platform=None),
         annotations=dict(annotations),
     )
-    content = documents.encode(document)
-    tag = own_tag(subject.digest, digest_of(content), artifact_type)
+    written = msgspec.json.encode(document)
+    tag = own_tag(subject.digest, digest_of(written), artifact_type)
     for number in range(1, _TRIES + 1):
-        for blob in dict.fromkeys([documents.EMPTY, *(blob for _, blob in layers)]):
-            repository.push_blob(blob, ask_first=number == 1)
+        for part in dict.fromkeys([documents.EMPTY, content]):
+            repository.push_blob(part, ask_first=number == 1)
         try:
-            reply = repository.push_manifest(content, documents.OCI_MANIFEST, tag)
+            reply = repository.push_manifest(written, documents.OCI_MANIFEST, tag)
             break
         except documents.RefusedError as error:
             if "MANIFEST_INVALID" in error.codes:  # GitLab's list of types (ocx-sh/ocx#480, fluxcd/flux2#3724)
                 error.fix = "use another registry: this one may take only artifacts of types that it knows"
             if number == _TRIES or not _UNKNOWN & set(error.codes):
                 raise
-    named = documents.described(content, documents.OCI_MANIFEST)
+    named = documents.described(written, documents.OCI_MANIFEST)
     listed = reply.headers.get("OCI-Subject") == subject.digest
     return Attachment(named, _entered(repository, subject.digest, named, document, listed=listed))
 
@@ -177,7 +184,7 @@ def _entered(repository: Repository, subject: str, named: Descriptor, document: 
             if any(isinstance(one, dict) and one.get("digest") == named.digest for one in index["manifests"]):
                 return ""
             index["manifests"].append(entry)
-            repository.push_manifest(documents.encode(index), documents.OCI_INDEX, tag)
+            repository.push_manifest(msgspec.json.encode(index), documents.OCI_INDEX, tag)
             time.sleep(random.uniform(0.0, 0.1 * number))  # noqa: S311 (no secret; others may write too)
     except EnvcheckError as error:  # its own tag keeps it
         return f"other clients may not find it: {error.message}"
@@ -201,7 +208,7 @@ def detach(repository: Repository, subject: str, artifacts: Mapping[str, str]) -
         return
     left = [one for one in index["manifests"] if not isinstance(one, dict) or one.get("digest") not in artifacts]
     if len(left) < len(index["manifests"]):
-        repository.push_manifest(documents.encode({**index, "manifests": left}), documents.OCI_INDEX, tag)
+        repository.push_manifest(msgspec.json.encode({**index, "manifests": left}), documents.OCI_INDEX, tag)
 
 
 def _index(repository: Repository, tag: str, subject: str) -> dict[str, Any]:
@@ -315,16 +322,16 @@ def _from_api(repository: Repository, subject: str) -> dict[str, str]:
             # No words of a registry: there is no such path, whatever the subject.
             repository.lacks_referrers = reply.status == HTTPStatus.NOT_FOUND and not codes_in(reply.body)
             break
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            digests |= _listed(msgspec.json.decode(reply.body))
+        with contextlib.suppress(MalformedError):
+            digests |= _listed(decode_json(reply.body, dict[str, Any]))
         if len(digests) > _MOST:
             break  # `referrers` refuses so many; all pages of them would fill the memory
     return digests
 
 
-def _listed(document: Any) -> dict[str, str]:
+def _listed(document: Mapping[str, Any]) -> dict[str, str]:
     """Return the digests of a list, and the artifact types that it states; a bad entry does not hide the others."""
-    entries = document.get("manifests") if isinstance(document, dict) else None
+    entries = document.get("manifests")
     rows = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     named = [(str(row.get("digest")), str(row.get("artifactType", ""))) for row in rows]
     return {digest: kind for digest, kind in named if documents.is_digest(digest)}
@@ -388,8 +395,8 @@ def _is_attestation(entry: Descriptor, stored: StoredManifest) -> bool:
 def _remote(repository: Repository, manifest: StoredManifest, index: str | None = None) -> RemoteImage:
     config = manifest.image().config
     try:
-        read = msgspec.json.decode(repository.blob(config, _MOST_CONFIG), type=Platform)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        read = decode_json(repository.blob(config, MOST_JSON), Platform)
+    except MalformedError:
         message = f"{repository.reference.name}@{manifest.digest}: its config is not that of an image"
         raise LyingError(message, fix="name an image; this is another artifact") from None
     return RemoteImage(
@@ -399,16 +406,22 @@ def _remote(repository: Repository, manifest: StoredManifest, index: str | None 
 
 def read_proofs(repository: Repository, digest: str, tags: Sequence[str] | None = None) -> list[ListedProof]:
     """Return what lies beside a digest. `tags` are those of the repository, for a caller that asks for many digests."""
+
+    def evidence(report: ReportReference) -> bytes | Rejection:
+        # By the size in the statement, which is signed: what an artifact says of its layer may be another's word.
+        blob = Descriptor(media_type=REPORT_TYPE, digest=report.digest, size=report.size)
+        return _blob(repository, blob, MOST_REPORT, "its report")
+
     allowance = Allowance(repository)
     attachments = referrers(repository, digest, tags, without=REPORT_TYPE, allowance=allowance)
     # Tools attach other statements (SBOMs, provenance) as bundles, too.
     proofs = [
-        _proof(repository, one, allowance)
+        ListedProof(one.descriptor.digest, _envelope(repository, one, allowance), evidence)
         for one in attachments.artifacts
         if one.manifest.kind == BUNDLE_TYPE
-        and {**_ANNOTATIONS, **one.manifest.annotations}.items() >= _ANNOTATIONS.items()
+        and {**BUNDLE_ANNOTATIONS, **one.manifest.annotations}.items() >= BUNDLE_ANNOTATIONS.items()
     ]
-    return proofs + [_unread(named, why) for named, why in attachments.unread.items()]
+    return proofs + [ListedProof(named, why, evidence) for named, why in attachments.unread.items()]
 
 
 def attached_promotions(repository: Repository, digest: str, tags: Sequence[str]) -> tuple[list[bytes], list[str]]:
@@ -420,19 +433,6 @@ def attached_promotions(repository: Repository, digest: str, tags: Sequence[str]
     envelopes = {tag: _envelope(repository, one, allowance) for tag, one in promotions.items()}
     read = {tag: envelope for tag, envelope in envelopes.items() if isinstance(envelope, bytes)}
     return list(read.values()), [tag for tag in promotion_tags(tags).get(digest, []) if tag not in read]
-
-
-def _unread(named: str, why: Rejection) -> ListedProof:
-    return ListedProof(named, why, lambda _: why)
-
-
-def _proof(repository: Repository, artifact: Referrer, allowance: Allowance) -> ListedProof:
-    def report_of(report: ReportReference) -> bytes | Rejection:
-        # By the size in the statement, which is signed: what an artifact says of its layer may be another's word.
-        blob = Descriptor(media_type=REPORT_TYPE, digest=report.digest, size=report.size)
-        return _blob(repository, blob, MOST_REPORT, "its report")
-
-    return ListedProof(artifact.descriptor.digest, _envelope(repository, artifact, allowance), report_of)
 
 
 def _envelope(repository: Repository, artifact: Referrer, allowance: Allowance) -> bytes | Rejection:

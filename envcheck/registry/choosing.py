@@ -18,13 +18,21 @@ from envcheck.errors import EnvcheckError, refuse
 from envcheck.matrix.facts.model import Cell, key
 from envcheck.mirrors.net.waits import map_in_threads
 from envcheck.registry import attachments, judge
-from envcheck.registry import statement as statements
 from envcheck.registry.attachments import PROMOTION_TYPE, RemoteImage, fallback_tag, read_proofs, remote_images
 from envcheck.registry.documents import AbsentError, LyingError
 from envcheck.registry.envelope import open_envelope, sign
 from envcheck.registry.judge import ImageProofs, JudgedProof, ListedProof, NamedGpus, ProofTerms, judge_image
 from envcheck.registry.repository import Repository
-from envcheck.registry.statement import Digest, MalformedError, ProofRefusal, Rejection, Statement, instant, written
+from envcheck.registry.statement import (
+    Digest,
+    MalformedError,
+    ProofRefusal,
+    Rejection,
+    Statement,
+    decode_json,
+    instant,
+    written,
+)
 from envcheck.signing import PrivateKey
 from envcheck.struct_types import LightRecord, know_types
 
@@ -280,7 +288,7 @@ def promote(
         alias = alias_name(repository, tag)
         document = Promotion(alias=alias, digest=manifest.digest, at=written(terms.now), proofs=proofs)
         envelope = sign(msgspec.json.encode(document), PROMOTION_TYPE, key)
-        attachments.attach(repository, manifest.descriptor, PROMOTION_TYPE, [(PROMOTION_TYPE, envelope)], {})
+        attachments.attach(repository, manifest.descriptor, PROMOTION_TYPE, envelope)
         refused = refuse_alias(_signed(repository, manifest.digest, terms), alias, manifest.digest, terms.now)
         if refused is not None:
             refuse(f"{alias} was not moved: {refused.detail}", "check the clocks of who promotes", NotProvenError)
@@ -300,19 +308,6 @@ def promoted(repository: Repository, tag: str, digest: str, terms: ProofTerms) -
     except NotProvenError as error:
         return Rejection(ProofRefusal.ALIAS_NOT_PROMOTED, error.message)
     return refuse_alias(signed, alias_name(repository, tag), digest, terms.now)
-
-
-def read_promotion(content: bytes, policy: judge.Policy) -> Promotion | Rejection:
-    """Return a promotion that an allowed key signed, or why not. It never raises."""
-    opened = open_envelope(content, PROMOTION_TYPE, policy.keys)
-    if isinstance(opened, Rejection):
-        return opened
-    try:
-        promotion = statements.decode_json(opened.payload, Promotion)
-        instant(promotion.at)
-    except MalformedError as error:
-        return Rejection(ProofRefusal.UNKNOWN_FORMAT, str(error))
-    return promotion
 
 
 def refuse_alias(promotions: Sequence[Promotion], alias: str, digest: str, now: dt.datetime) -> Rejection | None:
@@ -343,10 +338,13 @@ def _signed(repository: Repository, digest: str, terms: ProofTerms) -> list[Prom
             message = f"the promotion {unread[0]} cannot be read, and may be the newest"
             raise NotProvenError(message, fix="look at who wrote it; delete the tag if it is no promotion of yours")
         for envelope in attached:
-            read = read_promotion(envelope, terms.policy)
-            if isinstance(read, Promotion):
-                promotions.append(read)
-            elif not isinstance(open_envelope(envelope, PROMOTION_TYPE, terms.policy.keys), Rejection):
-                what = f"{repository.reference.name}: a signed promotion cannot be read: {read.detail}"
+            opened = open_envelope(envelope, PROMOTION_TYPE, terms.policy.keys)
+            if isinstance(opened, Rejection):
+                continue
+            try:
+                promotions.append(decode_json(opened.payload, Promotion))
+                instant(promotions[-1].at)
+            except MalformedError as error:
+                what = f"{repository.reference.name}: a signed promotion cannot be read: {error}"
                 refuse(what, "use a newer envcheck", NotProvenError)
     return promotions

@@ -3,7 +3,6 @@
 Sources: OCI image-spec 1.1 (descriptor.md, manifest.md, image-index.md), and Docker's image manifest V2, schema 2.
 """
 
-import binascii
 import hashlib
 import json
 import re
@@ -15,6 +14,7 @@ from msgspec import structs
 from envcheck.errors import ConfigError, EnvcheckError, NotFoundError, UnavailableError, refuse
 from envcheck.mirrors.net.urls import is_loopback
 from envcheck.mirrors.profiles.model import redacted
+from envcheck.registry.statement import MalformedError, decode_json
 from envcheck.struct_types import LightRecord, know_types
 
 TAMPERED: Final = "do not use it: ask who runs the registry, and push it again from where it was made"
@@ -130,8 +130,6 @@ INDEXES: Final = (OCI_INDEX, "application/vnd.docker.distribution.manifest.list.
 # The config of an artifact that has none (image-spec 1.1, "Guidance for an Empty Descriptor").
 EMPTY_TYPE: Final = "application/vnd.oci.empty.v1+json"
 EMPTY: Final = b"{}"
-# No known registry takes a larger manifest.
-MOST_MANIFEST: Final = 4 << 20
 _D = TypeVar("_D")
 # A host's architecture as image manifests write it.
 ARCHS: Final = {"x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64"}
@@ -160,17 +158,14 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     digest: Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
     size: Annotated[int, msgspec.Meta(ge=0)]
     platform: Platform | None = None
-    data: str = ""
+    data: bytes = b""
     annotations: dict[str, Any] | None = None  # others write null, and values that are no text
 
     @property
     def content(self) -> bytes | None:
         """Return the content if it is here and is what digest and size name, else None."""
-        try:
-            content = binascii.a2b_base64(self.data)
-        except ValueError:
-            return None
-        return content if self.data and (len(content), digest_of(content)) == (self.size, self.digest) else None
+        is_named = (len(self.data), digest_of(self.data)) == (self.size, self.digest)
+        return self.data if self.data and is_named else None
 
 
 class ImageManifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -273,15 +268,8 @@ def refuse_two_readings(manifest: StoredManifest) -> None:
         refuse(f"{manifest.digest} is nested too deeply, or has a number that is too long", TAMPERED, LyingError)
 
 
-def encode(document: object) -> bytes:
-    """Return the bytes of a document: the same ones each time."""
-    return msgspec.json.encode(document, order="sorted")
-
-
 def _decoded(content: bytes, digest: str, kind: type[_D]) -> _D:
     try:
-        return msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        text = str(error) if isinstance(error, msgspec.DecodeError) else "not UTF-8, or nested too deeply"
-        message = f"{digest} is not a valid document of a registry: {text[:120]}"
-        raise LyingError(message, fix=TAMPERED) from None
+        return decode_json(content, kind)
+    except MalformedError as error:
+        refuse(f"{digest} is not a valid document of a registry: {error}", TAMPERED, LyingError)

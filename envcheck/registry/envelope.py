@@ -5,7 +5,6 @@ that an identity signed has a certificate instead, and an entry in a public log;
 it. No service is asked to verify: the policy names a file with the keys of the certificate authority and logs.
 """
 
-import base64
 import dataclasses
 import functools
 import importlib.util
@@ -18,20 +17,20 @@ import msgspec
 from envcheck import safe_files
 from envcheck.counting import printable
 from envcheck.errors import ConfigError, UnavailableError, refuse
-from envcheck.registry.statement import MalformedError, ProofRefusal, Rejection, decode_json, expect, from_base64
+from envcheck.registry.statement import PREDICATE_TYPE, MalformedError, ProofRefusal, Rejection, decode_json, expect
 from envcheck.signing import PrivateKey, PublicKey, certified_identity
 from envcheck.struct_types import LightRecord, know_types
 
 BUNDLE_TYPE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"
+# What Sigstore's clients look for in the manifest of a bundle.
+BUNDLE_ANNOTATIONS: Final = {
+    "dev.sigstore.bundle.content": "dsse-envelope",
+    "dev.sigstore.bundle.predicateType": PREDICATE_TYPE,
+}
 INSTALL: Final = "install it: pip install 'torch-envcheck[keyless]'"
 _MOST: Final = 1 << 20
 _MOST_SHOWN: Final = 200
 _PERMISSION: Final = "run it in a job of a CI with an OIDC token (GitHub: permissions: id-token: write), or pass --key"
-
-
-def bundle_annotations(predicate_type: str) -> dict[str, str]:
-    """Return what Sigstore's clients look for in the manifest of a bundle."""
-    return {"dev.sigstore.bundle.content": "dsse-envelope", "dev.sigstore.bundle.predicateType": predicate_type}
 
 
 class EnvelopeContents(LightRecord, frozen=True):
@@ -59,12 +58,12 @@ class _Material(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
 
 
 class _Signature(msgspec.Struct, forbid_unknown_fields=True):
-    sig: str
+    sig: bytes
     keyid: str = ""
 
 
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
-    payload: str
+    payload: bytes
     payload_type: str
     signatures: list[_Signature]
 
@@ -80,10 +79,8 @@ know_types(_Bundle)
 
 def sign(payload: bytes, payload_type: str, key: PrivateKey) -> bytes:
     """Return the payload in a Sigstore bundle; with an ed25519 key the same bytes each time."""
-    payload_text, signature = (
-        base64.b64encode(content).decode() for content in (payload, key.sign(authenticated(payload, payload_type)))
-    )
-    envelope = {"payload": payload_text, "payloadType": payload_type, "signatures": [{"sig": signature}]}
+    signature = key.sign(authenticated(payload, payload_type))
+    envelope = {"payload": payload, "payloadType": payload_type, "signatures": [{"sig": signature}]}
     material = {"publicKey": {"hint": key.public.id}}
     return msgspec.json.encode({"mediaType": BUNDLE_TYPE, "verificationMaterial": material, "dsseEnvelope": envelope})
 
@@ -116,14 +113,12 @@ def _verified(bundle: _Bundle, keys: Sequence[PublicKey]) -> EnvelopeContents | 
     envelope, key = bundle.dsse_envelope, bundle.verification_material.public_key
     hint = key.hint if key else ""
     expect(len(envelope.signatures) == 1, f"{len(envelope.signatures)} signatures instead of one")
-    payload = from_base64(envelope.payload, "the payload")
-    signature = from_base64(envelope.signatures[0].sig, "the signature")
     # A bundle without a hint may be by any of the keys; one with a hint is by that key or by none.
     tried = [key for key in keys if hint in ("", key.id)]
-    signed = authenticated(payload, envelope.payload_type)
-    signer = next((key for key in tried if key.verifies(signed, signature)), None)
+    signed = authenticated(envelope.payload, envelope.payload_type)
+    signer = next((key for key in tried if key.verifies(signed, envelope.signatures[0].sig)), None)
     if signer is not None:
-        return EnvelopeContents(payload, signer.id)
+        return EnvelopeContents(envelope.payload, signer.id)
     if hint and tried:
         return Rejection(ProofRefusal.TAMPERED, f"the signature is not that of key {hint} for this content")
     return Rejection(ProofRefusal.WRONG_KEY, f"signed by key {hint[:80] or 'without an id'}, which is not allowed here")

@@ -122,9 +122,8 @@ def read_policy(path: Path) -> Policy:
 def _key(name: str, path: Path) -> PublicKey:
     try:
         return load_public(path.parent / name)
-    except (ConfigError, ValueError) as error:  # ValueError: a NUL in the path
-        why = error.message if isinstance(error, ConfigError) else "not the name of a file"
-        refuse(f"{path}: proof.keys: {why}", "name public keys, relative to this file")
+    except ConfigError as error:
+        refuse(f"{path}: proof.keys: {error.message}", "name public keys, relative to this file")
 
 
 def _identities(proof: _ProofTable, path: Path) -> Identities | None:
@@ -140,9 +139,8 @@ def _identities(proof: _ProofTable, path: Path) -> Identities | None:
     try:
         identities = Identities(tuple(proof.identities), safe_files.read_whole(root, most=_MOST))
         identities.check()
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        why = f"cannot read {root}: {getattr(error, 'strerror', None) or 'not the name of a file'}"
-        refuse(f"{path}: proof.trusted_root: {why}", fix)
+    except OSError as error:
+        refuse(f"{path}: proof.trusted_root: cannot read {root}: {error.strerror}", fix)
     except ConfigError as error:
         refuse(f"{path}: proof.trusted_root: {error.message}", error.fix)
     return identities
@@ -366,14 +364,11 @@ def unpack(content: bytes) -> RunReport:
     """Return the report. Raises MalformedError for what is none, or is too large when unpacked."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
-            plain = stream.read(statements.MOST_REPORT + 1)
-        if len(plain) <= statements.MOST_REPORT:
-            return msgspec.json.decode(plain, type=RunReport)
-        why = f"it is larger than {statements.MOST_REPORT >> 20} MiB when unpacked"
+            return statements.decode_json(stream.read(statements.MOST_REPORT + 1), RunReport, statements.MOST_REPORT)
     except (OSError, EOFError, zlib.error):
         why = "it is not gzip"
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        why = " ".join(str(error).split())[:200]
+    except MalformedError as error:
+        why = str(error)
     message = f"the report cannot be read: {why}"
     raise MalformedError(message)
 

@@ -8,7 +8,7 @@ import base64
 import re
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -147,11 +147,11 @@ def challenges(header: str) -> dict[str, dict[str, str]]:
 
 
 class Authorization:
-    """The logins of requests to one registry. Safe in threads. `account` is called at the first 401."""
+    """The logins of requests to one registry. Safe in threads. An account is looked for at the first 401."""
 
-    def __init__(self, client: Client, reference: ImageReference, account: Callable[[], Account | None]) -> None:
+    def __init__(self, client: Client, reference: ImageReference, environ: Mapping[str, str]) -> None:
         self._client, self._url, self._registry = client, reference.url, reference.registry
-        self._find_account = account
+        self._reference, self._environ = reference, environ
         self.has_account = False
         self._lock = threading.Lock()
         self._basic: Login | None = None
@@ -179,7 +179,7 @@ class Authorization:
             return self._basic
 
     def _account(self) -> Account | None:
-        account = self._find_account()
+        account = find_account(self._reference, self._environ)
         self.has_account = account is not None
         return account
 

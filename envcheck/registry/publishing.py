@@ -17,7 +17,7 @@ from envcheck.registry import attachments
 from envcheck.registry import statement as statements
 from envcheck.registry.attachments import REPORT_TYPE, RemoteImage, attach, remote_images
 from envcheck.registry.documents import ARCHS, digest_of
-from envcheck.registry.envelope import BUNDLE_TYPE, KeylessSigner, bundle_annotations, sign
+from envcheck.registry.envelope import BUNDLE_ANNOTATIONS, BUNDLE_TYPE, KeylessSigner, sign
 from envcheck.registry.judge import Policy, contradiction, read_statement
 from envcheck.registry.repository import Repository
 from envcheck.registry.statement import Covers, Level, MalformedError, ProofRefusal, Sha256, Statement
@@ -120,13 +120,9 @@ def refuse_unpublishable(report: RunReport, *, undetermined: bool = False) -> No
         raise UnprovableError(message, fix="run it on a node whose GPUs torch sees")
 
 
-def state(
-    packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | None = None, *, undetermined: bool = False
-) -> Statement:
-    """Return what the report says of the image. Raises UnprovableError where it cannot be published."""
+def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | None = None) -> Statement:
+    """Return what a report that can be published says of the image that it ran, or raise UnprovableError."""
     report = packed.report
-    refuse_unpublishable(report, undetermined=undetermined)
-    ran(report, [image])
     missing = _missing(report, catalogue() if levels is None else levels)
     covers, level, cell = _covers(report), _level(report, missing), _cell(report)
     failed = report.verdict.status != "pass" or bool(_ids(report, "fail", "error"))
@@ -157,7 +153,7 @@ def state(
     digest = Sha256(sha256=image.manifest.removeprefix("sha256:"))
     statement = Statement(subject=[statements.Subject(name=image.repository, digest=digest)], predicate=predicate)
     try:  # a failed run in a form that no reader takes would take nothing back
-        return statements.decode(statements.encode(statement))
+        return statements.decode(msgspec.json.encode(statement))
     except MalformedError as error:
         refuse(f"the report cannot be stated: {error}", _AGAIN, UnprovableError)
 
@@ -295,17 +291,16 @@ def prepare(
     refuse_unpublishable(report, undetermined=undetermined)
     image = ran(report, remote_images(repository, tag_or_digest, image_arch(report)))
     packed = pack(report)
-    return PreparedProof(image, packed, state(packed, image, undetermined=undetermined))
+    return PreparedProof(image, packed, state(packed, image))
 
 
 def publish(repository: Repository, one: PreparedProof, by: PrivateKey | KeylessSigner) -> Publication:
     """Attach the report and then the statement; whoever is interrupted in between has published no proof."""
-    payload = statements.encode(one.statement)
+    payload = msgspec.json.encode(one.statement)
     envelope = sign(payload, statements.PAYLOAD_TYPE, by) if isinstance(by, PrivateKey) else by.sign(payload)
     subject = repository.manifest(one.image.manifest).descriptor
-    report = attach(repository, subject, REPORT_TYPE, [(MEDIA_TYPE, one.packed.content)], {})
-    kept = bundle_annotations(statements.PREDICATE_TYPE)
-    proof = attach(repository, subject, BUNDLE_TYPE, [(BUNDLE_TYPE, envelope)], kept, inline=True)
+    report = attach(repository, subject, REPORT_TYPE, one.packed.content, media_type=MEDIA_TYPE)
+    proof = attach(repository, subject, BUNDLE_TYPE, envelope, BUNDLE_ANNOTATIONS, inline=True)
     return Publication(
         image=str(repository.reference.pinned(one.image.manifest)),
         statement=one.statement,

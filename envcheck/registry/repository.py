@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, urljoin, urlsplit
 
 import msgspec
@@ -26,8 +26,8 @@ from envcheck.mirrors.profiles.model import Profile, host_of
 from envcheck.mirrors.settings import mirrors
 from envcheck.registry import documents
 from envcheck.registry.documents import AbsentError, ImageReference, LyingError, RegistryUnavailableError, digest_of
-from envcheck.registry.logins import Authorization, denied, find_account
-from envcheck.registry.statement import MalformedError, decode_json
+from envcheck.registry.logins import Authorization, denied
+from envcheck.registry.statement import MOST_JSON, MalformedError, decode_json
 from envcheck.struct_types import LightRecord, know_types
 
 # Seconds before each further try where the registry does not say, and the most that all tries may wait together.
@@ -59,7 +59,7 @@ class RegistryRequest(LightRecord, frozen=True):
     accepted: tuple[int, ...] = (200,)
     push: bool = False
     retry: bool = True
-    most: int = documents.MOST_MANIFEST
+    most: int = MOST_JSON
 
 
 class RegistryReply(LightRecord, frozen=True):
@@ -93,11 +93,12 @@ class Repository:
         self,
         client: Client,
         reference: ImageReference,
-        authorization: Authorization,
+        environ: Mapping[str, str] = os.environ,
         *,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._client, self._authorization, self._sleep = client, authorization, sleep
+        self._client, self._sleep = client, sleep
+        self._authorization = Authorization(client, reference, environ)
         self.reference = reference
         self._path = f"/v2/{reference.repository}"
         # The registry answered that it has no such path; it is asked once.
@@ -202,9 +203,7 @@ class Repository:
             fix = f"if it speaks http without TLS, write http://{self.reference.registry}/..."
         return RegistryUnavailableError(f"the registry {self.reference.registry} is unavailable: {error}", fix=fix)
 
-    def manifest(
-        self, reference: str | documents.Descriptor, most: int = documents.MOST_MANIFEST
-    ) -> documents.StoredManifest:
+    def manifest(self, reference: str | documents.Descriptor, most: int = MOST_JSON) -> documents.StoredManifest:
         """Return the manifest of a tag, a digest or a descriptor. Its digest is what to use from then on."""
         name = reference if isinstance(reference, str) else reference.digest
         where = f"{self.reference.name}{'@' if documents.is_digest(name) else ':'}{name}"
@@ -316,10 +315,10 @@ class Repository:
         for _ in range(_PAGES):
             reply = self.ask(RegistryRequest("GET", path, label, accepted=accepted))
             yield reply
-            target = next_page(reply.headers.get("Link", ""))
-            if target is None:
+            following = _NEXT.search(reply.headers.get("Link", ""))
+            if following is None:
                 return
-            path = urljoin(reply.url, target)
+            path = urljoin(reply.url, following[1])
             if self._is_elsewhere(path):
                 break
         message = f"{self.reference.registry} names pages of {label} that have no end or are on another host"
@@ -333,27 +332,9 @@ def codes_in(body: bytes) -> tuple[str, ...]:
     return ()
 
 
-def next_page(link: str) -> str | None:
-    """Return the target of the next page in a Link header, or None at the last one."""
-    found = _NEXT.search(link)
-    return found[1] if found else None
-
-
-def open_repository(
-    reference: ImageReference,
-    profile: Profile | None = None,
-    *,
-    client: Client | None = None,
-    environ: Mapping[str, str] | None = None,
-    **options: Any,
-) -> Repository:
-    """Return the repository of a reference; nothing is sent yet. `options` are those of Repository."""
-    environ = os.environ if environ is None else environ
-    if client is None and profile is not None:
-        names = (name for listed in mirrors(profile).values() for name in listed)
-        hosts = (urlsplit(name if "://" in name else f"https://{name}").hostname for name in names)
-        within = frozenset(filter(None, hosts)) if profile.closed else None
-        client = Client(ca=Path(profile.ca) if profile.ca else None, within=within)
-    client = client or Client()
-    authorization = Authorization(client, reference, lambda: find_account(reference, environ))
-    return Repository(client, reference, authorization, **options)
+def open_repository(reference: ImageReference, profile: Profile) -> Repository:
+    """Return the repository of a reference, reached by a mirror profile; nothing is sent yet."""
+    names = (name for listed in mirrors(profile).values() for name in listed)
+    hosts = (urlsplit(name if "://" in name else f"https://{name}").hostname for name in names)
+    within = frozenset(filter(None, hosts)) if profile.closed else None
+    return Repository(Client(ca=Path(profile.ca) if profile.ca else None, within=within), reference)

@@ -1,6 +1,5 @@
 """What a run proved of an image, as an in-toto statement, and the stable words of why a proof does not hold."""
 
-import base64
 import datetime as dt
 import enum
 import re
@@ -44,7 +43,7 @@ class Rejection(LightRecord, frozen=True):
     detail: str
 
 
-# A bundle, a statement or a promotion; the largest of ours is some 20 kB.
+# A bundle, a statement or a promotion, of which ours have some 20 kB; no known registry takes a larger manifest.
 MOST_JSON: Final = 4 << 20
 _Type = TypeVar("_Type")
 
@@ -53,12 +52,12 @@ class MalformedError(ValueError):
     """What is not in the expected form; the text says where and why."""
 
 
-def decode_json(content: bytes, kind: type[_Type]) -> _Type:
+def decode_json(content: bytes, kind: type[_Type], most: int = MOST_JSON) -> _Type:
     """Return the document as this type. Raises MalformedError, and nothing else, for whatever else the bytes are."""
     try:
-        if len(content) <= MOST_JSON:
+        if len(content) <= most:
             return msgspec.json.decode(content, type=kind)
-        why = f"larger than {MOST_JSON} bytes"
+        why = f"larger than {most} bytes"
     except RecursionError:
         why = "nested too deeply"
     except ValueError as error:  # msgspec's own, and text that is not UTF-8
@@ -70,16 +69,6 @@ def expect(holds: bool, otherwise: str) -> None:  # noqa: FBT001 (a condition)
     """Raise MalformedError with a text unless a condition holds."""
     if not holds:
         raise MalformedError(otherwise)
-
-
-def from_base64(text: str, label: str) -> bytes:
-    """Return the bytes. Raises MalformedError unless this is how base64 (RFC 4648, padded) writes them."""
-    try:
-        content = base64.b64decode(text.encode("ascii"), validate=True)
-    except ValueError:
-        content = b""
-    expect(base64.b64encode(content).decode("ascii") == text, f"{label} is not base64")
-    return content
 
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
@@ -216,11 +205,6 @@ class _AnyStatement(msgspec.Struct):
 
 
 know_types(Statement, _AnyStatement)
-
-
-def encode(statement: Statement) -> bytes:
-    """Return the same bytes for the same statement."""
-    return msgspec.json.encode(statement)
 
 
 def decode(payload: bytes) -> Statement:

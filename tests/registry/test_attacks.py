@@ -9,13 +9,14 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from envcheck.registry import choosing
 from envcheck.registry import statement as statements
 from envcheck.registry.attachments import REPORT_TYPE, attach, fallback_tag, own_tag, referrers
-from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, ImageManifest, StoredManifest, encode
-from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations, sign
+from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, ImageManifest, StoredManifest
+from envcheck.registry.envelope import BUNDLE_ANNOTATIONS, BUNDLE_TYPE, sign
 from envcheck.registry.statement import Sha256, Subject, written
 from envcheck.signing import load_private
 from tests import proofs
@@ -26,8 +27,7 @@ DAY: Final = 86400
 
 
 def put(site: Site, image: StoredManifest, content: bytes) -> None:
-    layers = [(BUNDLE_TYPE, content)]
-    attach(site.repository, image.descriptor, BUNDLE_TYPE, layers, bundle_annotations(statements.PREDICATE_TYPE))
+    attach(site.repository, image.descriptor, BUNDLE_TYPE, content, BUNDLE_ANNOTATIONS)
 
 
 def envelope_of(site: Site, image: StoredManifest) -> bytes:
@@ -63,7 +63,7 @@ def changed_after_signing(site: Site, image: StoredManifest) -> None:
 
 def of_another_type(site: Site, image: StoredManifest) -> None:
     key = load_private(site.folder / "release")
-    put(site, image, sign(statements.encode(proofs.stated("cpu")), "application/json", key))
+    put(site, image, sign(msgspec.json.encode(proofs.stated("cpu")), "application/json", key))
 
 
 def promotion_as_proof(site: Site, image: StoredManifest) -> None:
@@ -162,11 +162,10 @@ def test_large_attachments_do_not_stop_the_pull_of_another(
     lied: Site, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     image = lied.image("two", "2.14.0-cpu-py311-runtime")
-    kept = bundle_annotations(statements.PREDICATE_TYPE)
     for number in range(9):
         filler = "x" * (3_000_000 if where == "manifest" else 0)
-        layers = [(BUNDLE_TYPE, b"%d" % number * (1 if filler else 250_000))]
-        attach(lied.repository, image.descriptor, BUNDLE_TYPE, layers, {**kept, "filler": filler})
+        content, kept = b"%d" % number * (1 if filler else 250_000), {**BUNDLE_ANNOTATIONS, "filler": filler}
+        attach(lied.repository, image.descriptor, BUNDLE_TYPE, content, kept)
     monkeypatch.setattr("envcheck.registry.attachments._MOST_OF_IMAGE", 1_000_000)
     document = lied.pull("--from", lied.name)
     assert document["chosen"] is not None
@@ -205,7 +204,8 @@ def test_an_index_that_engines_read_otherwise_is_not_promoted(lied: Site, key: s
 
 @pytest.mark.parametrize("digests", [0, 1])
 def test_an_index_of_no_image_is_not_promoted(lied: Site, digests: int) -> None:
-    said = encode(ImageManifest(schema_version=2, media_type=OCI_MANIFEST, config=lied.repository.push_blob(b"{}")))
+    document = ImageManifest(schema_version=2, media_type=OCI_MANIFEST, config=lied.repository.push_blob(b"{}"))
+    said = msgspec.json.encode(document)
     lied.repository.push_manifest(said, OCI_MANIFEST, "said")
     marked = {"vnd.docker.reference.type": "attestation-manifest"}
     more = {"platform": {"os": "unknown", "architecture": "unknown"}, "annotations": marked}

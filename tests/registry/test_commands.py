@@ -8,11 +8,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
 from envcheck.registry.attachments import REPORT_TYPE, RemoteImage, fallback_tag, referrers
-from envcheck.registry.documents import OCI_MANIFEST, ImageManifest, StoredManifest, encode
+from envcheck.registry.documents import OCI_MANIFEST, ImageManifest, StoredManifest
 from envcheck.registry.envelope import BUNDLE_TYPE
 from envcheck.registry.publishing import PreparedProof, delete_replaced
 from envcheck.registry.repository import Repository
@@ -239,8 +240,8 @@ def test_what_a_builder_says_of_its_image_is_promoted_with_it(on_disk: Site) -> 
     assert site.publish(proven)[0] == 0
     empty = site.repository.push_blob(b"{}")
     layers = [structs.replace(empty, media_type="application/vnd.in-toto+json")]
-    said = encode(ImageManifest(schema_version=2, media_type=OCI_MANIFEST, config=empty, layers=layers))
-    site.repository.push_manifest(said, OCI_MANIFEST, "said")
+    said = ImageManifest(schema_version=2, media_type=OCI_MANIFEST, config=empty, layers=layers)
+    site.repository.push_manifest(msgspec.json.encode(said), OCI_MANIFEST, "said")
     note, entry = site.repository.manifest("said"), STRANGERS["called an attestation"][0]
     proves = {"platform": {"os": "linux", "architecture": "amd64"}}
     index = push_rows(site.repository, "both", (proven, proves), (note, entry))

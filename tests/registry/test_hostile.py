@@ -13,9 +13,9 @@ from envcheck.cli.shared import process
 from envcheck.registry import repository as repositories
 from envcheck.registry.attachments import attach
 from envcheck.registry.choosing import ChosenImage
-from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations
+from envcheck.registry.envelope import BUNDLE_ANNOTATIONS, BUNDLE_TYPE
 from envcheck.registry.judge import JudgedProof
-from envcheck.registry.statement import PREDICATE_TYPE, Covers
+from envcheck.registry.statement import Covers
 from tests import proofs
 from tests.http_server import Answer, Request
 from tests.registry.oci.fakes import FakeRegistry
@@ -34,8 +34,8 @@ def sober(output: str) -> bool:
 
 def test_a_bundle_of_a_stranger_does_not_steer_the_terminal(lied: Site) -> None:
     image = lied.image("two", "two")
-    layers = [(BUNDLE_TYPE, json.dumps({"mediaType": BUNDLE_TYPE, STEERS: 1}).encode())]
-    attach(lied.repository, image.descriptor, BUNDLE_TYPE, layers, bundle_annotations(PREDICATE_TYPE))
+    content = json.dumps({"mediaType": BUNDLE_TYPE, STEERS: 1}).encode()
+    attach(lied.repository, image.descriptor, BUNDLE_TYPE, content, BUNDLE_ANNOTATIONS)
     name = f"{lied.name}@{image.digest}"
     for words in (("proof", name, "--no-here"), ("pull", name, "--gpu", "H100", "--dry-run")):
         status, output = lied.run(*words, "--policy", lied.policy)

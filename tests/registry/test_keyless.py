@@ -11,17 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from envcheck.registry import statement as statements
 from envcheck.registry.attachments import attach
 from envcheck.registry.documents import StoredManifest
 from envcheck.registry.envelope import (
+    BUNDLE_ANNOTATIONS,
     BUNDLE_TYPE,
     EnvelopeContents,
     Identities,
     Identity,
-    bundle_annotations,
     open_envelope,
 )
 from envcheck.registry.statement import Rejection
@@ -61,14 +62,12 @@ class KeylessSite(Site):
         return self.write_policy(proof, keys="")
 
     def payload(self, image: StoredManifest, **changes: Any) -> bytes:
-        return statements.encode(self.stated(image, **changes))
+        return msgspec.json.encode(self.stated(image, **changes))
 
     def put(self, image: StoredManifest, document: Any) -> None:
         """Attach a bundle, and the evidence of every statement here."""
         self.attach(image, by="other")
-        content = [(BUNDLE_TYPE, json.dumps(document).encode())]
-        annotations = bundle_annotations(statements.PREDICATE_TYPE)
-        attach(self.repository, image.descriptor, BUNDLE_TYPE, content, annotations)
+        attach(self.repository, image.descriptor, BUNDLE_TYPE, json.dumps(document).encode(), BUNDLE_ANNOTATIONS)
 
 
 @pytest.fixture
@@ -188,7 +187,7 @@ def test_a_bundle_holds_only_if_certificate_log_and_payload_agree(
     instance: SigstoreInstance, forgery: Forgery, word: str
 ) -> None:
     allowed = Identities((Identity(IDENTITY, ISSUER),), instance.trusted_root())
-    payload = statements.encode(proofs.stated("cpu"))
+    payload = msgspec.json.encode(proofs.stated("cpu"))
     content = json.dumps(forgery(instance, payload)).encode()
     opened = open_envelope(content, statements.PAYLOAD_TYPE, [], allowed)
     if word == "holds":

@@ -110,8 +110,7 @@ def test_cosign_verifies_a_proof_by_its_key_alone(
     image = push_image(repository).descriptor
     subject = [Subject(name="x", digest=Sha256(sha256=image.digest.partition(":")[2]))]
     content = proofs.bundle(proofs.stated(subject=subject), signer)
-    kept = envelope.bundle_annotations(statements.PREDICATE_TYPE)
-    attach(repository, image, envelope.BUNDLE_TYPE, [(envelope.BUNDLE_TYPE, content)], kept)
+    attach(repository, image, envelope.BUNDLE_TYPE, content, envelope.BUNDLE_ANNOTATIONS)
     name = f"{repository.reference.name}@{image.digest}"
     assert verified(name, signer, tmp_path)[0] == 0
     code, message = verified(name, other_key, tmp_path)

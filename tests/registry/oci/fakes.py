@@ -4,6 +4,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from envcheck.mirrors.net.client import Client
 from envcheck.registry.documents import (
     OCI_INDEX,
     OCI_MANIFEST,
@@ -11,10 +14,9 @@ from envcheck.registry.documents import (
     ImageManifest,
     StoredManifest,
     digest_of,
-    encode,
     parse_reference,
 )
-from envcheck.registry.repository import Repository, open_repository
+from envcheck.registry.repository import Repository
 from tests.http_server import Answer, Request, Server
 
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -75,7 +77,7 @@ class FakeRegistry(Server):
 def opened(address: str, name: str = "team/torch", **options: Any) -> Repository:
     """Return a repository at HOST:PORT, or at a URL, that has no logins and does not wait."""
     reference = parse_reference(f"{address}/{name}")
-    return open_repository(reference, **{"environ": {"HOME": "/nowhere"}, "sleep": lambda _: None, **options})
+    return Repository(Client(), reference, **{"environ": {"HOME": "/nowhere"}, "sleep": lambda _: None, **options})
 
 
 def image_manifest(config: bytes, layer: bytes, kind: str = LAYER) -> bytes:
@@ -83,7 +85,8 @@ def image_manifest(config: bytes, layer: bytes, kind: str = LAYER) -> bytes:
         Descriptor(media_type=each, digest=digest_of(content), size=len(content))
         for each, content in ((CONFIG, config), (kind, layer))
     ]
-    return encode(ImageManifest(schema_version=2, media_type=OCI_MANIFEST, config=parts[0], layers=parts[1:]))
+    document = ImageManifest(schema_version=2, media_type=OCI_MANIFEST, config=parts[0], layers=parts[1:])
+    return msgspec.json.encode(document)
 
 
 def push_parts(
@@ -114,7 +117,7 @@ def push_rows(repository: Repository, tag: str, *rows: tuple[StoredManifest, Map
 
 
 def index_of(entries: Sequence[Mapping[str, Any]]) -> bytes:
-    return encode({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries})
+    return msgspec.json.encode({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries})
 
 
 def push_index(repository: Repository, tag: str, **words: str) -> StoredManifest:

@@ -5,7 +5,6 @@ import json
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -14,8 +13,9 @@ from envcheck.errors import EnvcheckError
 from envcheck.mirrors.net.client import Client
 from envcheck.registry.documents import DeniedError, parse_reference
 from envcheck.registry.logins import Authorization, find_account
-from envcheck.registry.repository import Repository, open_repository
+from envcheck.registry.repository import Repository
 from tests.http_server import Answer, Request, Servers
+from tests.registry.oci import fakes
 from tests.registry.oci.fakes import FakeRegistry, push_image
 from tests.tables import each
 
@@ -178,9 +178,8 @@ def tokens(servers: Servers) -> Tokens:
     return servers.start(Tokens())
 
 
-def opened(registry: FakeRegistry, environ: dict[str, str], **options: Any) -> Repository:
-    reference = parse_reference(f"{registry.netloc}/team/torch")
-    return open_repository(reference, environ=environ, sleep=lambda _: None, **options)
+def opened(registry: FakeRegistry, environ: dict[str, str]) -> Repository:
+    return fakes.opened(registry.netloc, environ=environ)
 
 
 def logged_in(home: Path, registry: FakeRegistry, **entry: str) -> dict[str, str]:
@@ -270,7 +269,7 @@ def test_no_secret_goes_over_plain_http_to_another_machine(
 def test_a_registry_over_tls_sends_nobody_to_plain_http_or_to_this_machine(home: Path, realm: str) -> None:
     reference = parse_reference("registry.example/team/torch")
     environ = log_in(home, auths={"registry.example": {"auth": ENCODED}})
-    authorization = Authorization(Client(), reference, lambda: find_account(reference, environ))
+    authorization = Authorization(Client(), reference, environ)
     with pytest.raises(DeniedError, match="not trusted"):
         authorization.answer({"WWW-Authenticate": f'Bearer realm="{realm}"'}, "repository:x:pull", None)
 

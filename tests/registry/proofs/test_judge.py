@@ -210,7 +210,7 @@ def test_a_failure_by_a_key_that_is_not_allowed_takes_nothing_back(
 
 def later_schema(by: PrivateKey, ended: str | None, image: str = proofs.MANIFEST, kind: str = "") -> ListedProof:
     """Return a statement as an envcheck to come may write it, which this one cannot read."""
-    document = msgspec.json.decode(statements.encode(proofs.stated(subject=subjects(image))))
+    document = msgspec.json.decode(msgspec.json.encode(proofs.stated(subject=subjects(image))))
     document["predicate"]["envcheck"] |= {"schema": "envcheck/proof/2", "ended": ended}
     document["predicateType"] = kind or document["predicateType"]
     return proofs.attached(envelope.sign(msgspec.json.encode(document), statements.PAYLOAD_TYPE, by))

@@ -1,6 +1,5 @@
 """What a policy allows, and what was signed: read whole or refused by name; without a policy the default is strict."""
 
-import base64
 import datetime as dt
 import json
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from envcheck.errors import ConfigError
 from envcheck.matrix.file.load import load
 from envcheck.registry import attachments, choosing, statement
 from envcheck.registry import statement as statements
-from envcheck.registry.choosing import Promotion, judge_gpus, read_promotion, refuse_alias
+from envcheck.registry.choosing import Promotion, judge_gpus, refuse_alias
 from envcheck.registry.envelope import EnvelopeContents, authenticated, open_envelope, sign
 from envcheck.registry.judge import DEFAULT, NamedGpus, Policy, ProofTerms, read_policy
 from envcheck.registry.statement import ProofRefusal, Rejection
@@ -95,7 +94,6 @@ PROOF = "[proof]\nkeys = ['gate.pub']\n"
         ("[proof]\nkeys = 'gate.pub'\n", "Expected `array`, got `str` - at `$.proof.keys`"),
         ("[proof]\nkeys = ['gone.pub']\n", "proof.keys: "),
         ("[proof]\nkeys = ['gate']\n", "proof.keys: "),
-        ('[proof]\nkeys = ["gate\\u0000.pub"]\n', "proof.keys: not the name of a file"),
         ("# none\n[proof]\nlevel = 'quick'\n", "proof.keys: no key: no proof would hold"),
         (f"{PROOF}required = ['']\n", "$.proof.required"),
         (f"{PROOF}rejudge = 'no'\n", "Expected `bool`, got `str` - at `$.proof.rejudge`"),
@@ -196,50 +194,44 @@ def test_a_proof_is_asked_for_on_each_of_the_named_gpus(key: PrivateKey, policy:
             assert (refused.reason.value if refused else "") == word
 
 
+OLDER: Final = msgspec.json.encode(promotion(A, alias=f"registry.example/torch:{ALIAS}"))
+
+
+def moved(policy: Policy, *envelopes: bytes) -> str:
+    """Return why the alias is not at A, "" where it is, if these envelopes lie beside the image."""
+    repository: Any = SimpleNamespace(tags=list, reference=SimpleNamespace(name="registry.example/torch"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(attachments, "attached_promotions", lambda *_: (envelopes, []))
+        refused = choosing.promoted(repository, ALIAS, A, ProofTerms(policy, None, NOW, load()))
+    return refused.detail if refused else ""
+
+
 def test_what_was_signed_as_a_promotion_is_read_and_nothing_else(
     key: PrivateKey, other_key: PrivateKey, policy: Policy
 ) -> None:
-    payload = msgspec.json.encode(promotion(A))
-
-    def word(content: bytes) -> str:
-        result = read_promotion(content, policy)
-        assert isinstance(result, Rejection)
-        return result.reason.value
-
-    assert read_promotion(sign(payload, attachments.PROMOTION_TYPE, key), policy) == promotion(A)
-    assert word(sign(payload, attachments.PROMOTION_TYPE, other_key)) == "wrong-key"
+    older = sign(OLDER, attachments.PROMOTION_TYPE, key)
+    assert moved(policy, older) == ""
+    assert "nobody promoted" in moved(policy, sign(OLDER, attachments.PROMOTION_TYPE, other_key))
     # A signature of a proof is none of a promotion, whatever the bytes.
-    assert word(sign(payload, statements.PAYLOAD_TYPE, key)) == "unknown-format"
-    for broken in (
-        payload.replace(b"promotion/1", b"promotion/2"),
-        payload.replace(b"09:02:00Z", b"09:02:00+02:00"),
-        payload.replace(b'"proofs"', b'"more":1,"proofs"'),
-        payload.replace(A.encode(), b"latest"),
-        payload.replace(ALIAS.encode(), b""),
+    assert "nobody promoted" in moved(policy, sign(OLDER, statements.PAYLOAD_TYPE, key))
+    for newer in (
+        OLDER.replace(b"promotion/1", b"promotion/2"),
+        OLDER.replace(b"09:02:00Z", b"09:02:00+02:00"),
+        OLDER.replace(b'"proofs"', b'"more":1,"proofs"'),
+        OLDER.replace(A.encode(), b"latest"),
+        OLDER.replace(f"registry.example/torch:{ALIAS}".encode(), b""),
     ):
-        assert broken != payload
-        assert word(sign(broken, attachments.PROMOTION_TYPE, key)) == "unknown-format"
-
-
-def test_an_unreadable_signed_promotion_does_not_let_an_older_one_count(
-    key: PrivateKey, other_key: PrivateKey, policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    older = msgspec.json.encode(promotion(A, alias=f"registry.example/torch:{ALIAS}"))
-    newer = older.replace(b"promotion/1", b"promotion/2")
-    repository: Any = SimpleNamespace(tags=list, reference=SimpleNamespace(name="registry.example/torch"))
-    for by, told in ((other_key, ""), (key, "a signed promotion cannot be read")):
-        envelopes = [sign(older, attachments.PROMOTION_TYPE, key), sign(newer, attachments.PROMOTION_TYPE, by)]
-        monkeypatch.setattr(attachments, "attached_promotions", lambda *_, kept=envelopes: (kept, []))
-        refused = choosing.promoted(repository, ALIAS, A, ProofTerms(policy, None, NOW, load()))
-        assert told in (refused.detail if refused else "")
-        assert bool(refused) == bool(told)
+        assert newer != OLDER
+        # It may be the newest, and does not let an older one count; a stranger's is none.
+        assert "a signed promotion cannot be read" in moved(policy, older, sign(newer, attachments.PROMOTION_TYPE, key))
+        assert moved(policy, older, sign(newer, attachments.PROMOTION_TYPE, other_key)) == ""
 
 
 @given(content=st.binary(max_size=500))
 def test_any_bytes_are_a_promotion_or_a_refusal(content: bytes, key: PrivateKey) -> None:
-    terms = structs.replace(DEFAULT, keys=(key.public,))
-    assert isinstance(read_promotion(content, terms), Rejection)
-    assert isinstance(read_promotion(sign(content, attachments.PROMOTION_TYPE, key), terms), Rejection)
+    policy = structs.replace(DEFAULT, keys=(key.public,))
+    assert "nobody promoted" in moved(policy, content)
+    assert "cannot be read" in moved(policy, sign(content, attachments.PROMOTION_TYPE, key))
 
 
 TYPE: Final = "application/x-test+json"
@@ -301,18 +293,6 @@ def put(path: str, value: Any) -> Callable[[bytes], bytes]:
     return edited(change)
 
 
-def uncanonical(content: bytes) -> bytes:
-    """Set a bit of the signature's last sign that no byte is made of: 64 bytes end in one sign with two such bits."""
-    document = json.loads(content)
-    signature = document["dsseEnvelope"]["signatures"][0]
-    head = signature["sig"].rstrip("=")
-    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-    bent = head[:-1] + alphabet[alphabet.index(head[-1]) + 1] + "=" * (len(signature["sig"]) - len(head))
-    assert base64.b64decode(bent) == base64.b64decode(signature["sig"])
-    signature["sig"] = bent
-    return json.dumps(document).encode()
-
-
 MALFORMED: Final[dict[str, Callable[[bytes], bytes]]] = {
     "nothing": lambda _: b"",
     "not UTF-8": lambda content: content.replace(b"payload", b"p\xffyload"),
@@ -325,7 +305,6 @@ MALFORMED: Final[dict[str, Callable[[bytes], bytes]]] = {
     "a number for the payload": put("dsseEnvelope.payload", 1),
     "no base64": put("dsseEnvelope.payload", "%%%%"),
     "base64 without padding": put("dsseEnvelope.payload", "YQ"),
-    "bits that no byte is made of": uncanonical,
     "nested deeply within": lambda c: c.replace(b'ial":{', b'ial":{"tlogEntries":' + b"[" * 9000 + b"]" * 9000 + b","),
 }
 
@@ -373,7 +352,7 @@ JSON = st.recursive(
 @given(data=st.data())
 def test_a_proof_of_which_any_value_is_another_is_a_proof_or_a_refusal(data: st.DataObject, key: PrivateKey) -> None:
     """Values of the bundle and of the statement, at any depth."""
-    for content in (proofs.bundle(proofs.stated(), key), statements.encode(proofs.stated())):
+    for content in (proofs.bundle(proofs.stated(), key), msgspec.json.encode(proofs.stated())):
         document = json.loads(content)
         inner = document
         while isinstance(inner, (dict, list)) and inner:
@@ -391,9 +370,9 @@ def test_a_proof_of_which_any_value_is_another_is_a_proof_or_a_refusal(data: st.
 @settings(max_examples=200)
 @given(position=st.integers(min_value=0), bit=st.integers(min_value=0, max_value=7))
 def test_no_flipped_bit_leaves_a_proof(position: int, bit: int, key: PrivateKey) -> None:
-    """A flipped bit of the payload or its signature is never taken; one of the hint may leave the payload as it was."""
+    """A flipped bit is refused, or it is one of base64's last sign that no byte is made of: the proof is the same."""
     whole = proofs.bundle(proofs.stated(), key)
     content = bytearray(whole)
     content[position % len(content)] ^= 1 << bit
-    result = open_envelope(bytes(content), statements.PAYLOAD_TYPE, [key.public])
-    assert isinstance(result, Rejection)
+    result, same = (open_envelope(bytes(one), statements.PAYLOAD_TYPE, [key.public]) for one in (content, whole))
+    assert isinstance(result, Rejection) or result == same
