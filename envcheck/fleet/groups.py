@@ -112,12 +112,8 @@ def compare(values: Sequence[float], floor: float = 0.0) -> Deviations:
     return Deviations(usual, far, [])
 
 
-class Member(NamedTuple):
-    """A node of a group with its report, and the seconds from the run's end to when its file was written."""
-
-    node: str
-    report: NodeReport
-    late: float | None
+# A file with the report that is in it.
+Member = tuple[FleetFile, NodeReport]
 
 
 def grouped(files: Iterable[FleetFile]) -> list[tuple[FleetGroup, list[Member]]]:
@@ -127,8 +123,7 @@ def grouped(files: Iterable[FleetFile]) -> list[tuple[FleetGroup, list[Member]]]
         report = file.report
         if report is not None:
             kind = report.gpu or "no GPU", report.cell or "unknown", report.driver.partition(".")[0] or "none"
-            late = None if report.ended is None else file.modified - report.ended
-            held[kind].append(Member(file.node, report, late))
+            held[kind].append((file, report))
     return [
         (FleetGroup(gpu=gpu, cell=cell, driver=driver, nodes=len(members)), members)
         for (gpu, cell, driver), members in sorted(held.items(), key=lambda item: (-len(item[1]), item[0]))
@@ -142,17 +137,17 @@ _Measured = tuple[str, float, str]
 def deviating(groups: Iterable[list[Member]]) -> Iterator[Outlier | ConfigurationDrift]:
     """Yield what is configured otherwise, and values far from those of the same group, number of GPUs and unit."""
     for number, members in enumerate(groups):
-        yield from drift(number, {member.node: member.report.configuration for member in members})
+        yield from drift(number, {file.node: report.configuration for file, report in members})
         alike: dict[tuple[str, int, str], list[_Measured]] = defaultdict(list)
-        for node, report, _ in members:
+        for file, report in members:
             for check in report.checks:
                 if check.value is not None:
-                    alike[check.check, len(report.gpus), check.unit].append((node, check.value, check.gpu))
+                    alike[check.check, len(report.gpus), check.unit].append((file.node, check.value, check.gpu))
         for (name, _, unit), rows in alike.items():
             yield from _deviating(number, name, unit, rows)
         # A node whose file was written much longer after the end of the run than those of the others.
-        late = [(member.node, member.late, "") for member in members if member.late is not None]
-        yield from (row for row in _deviating(number, "clock", "s", late, CLOCK_SLACK) if isinstance(row, Outlier))
+        late = [(file.node, file.modified - report.ended, "") for file, report in members if report.ended is not None]
+        yield from _deviating(number, "clock", "s", late, CLOCK_SLACK)
 
 
 def _deviating(

@@ -13,7 +13,7 @@ _KEY: Final = rf"(?:{_NAME}/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?"
 _VALUE: Final = r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
 _OBJECT: Final = (rf"({_NAME})", "the name of an object of Kubernetes: a-z, 0-9, . and -")
 _EFFECTS: Final = "NoSchedule|PreferNoSchedule|NoExecute"
-# What may stand in a manifest, by option.
+# What may stand in a manifest, by option: its form, and what it is called.
 _FORMS: Final = {
     "node_selector": (rf"({_KEY})=({_VALUE})", "KEY=VALUE, a label of the nodes"),
     "toleration": (rf"({_KEY})(?:=({_VALUE}))?(?::({_EFFECTS}))?", f"KEY[=VALUE][:{_EFFECTS}]"),
@@ -48,8 +48,8 @@ class PodOptions(NamedTuple):
 
 def pod_parts(asked: PodOptions, gpus: int, nodes: int, *, drain: bool) -> dict[str, Any]:
     """Return what the templates write into pods. Raises ConfigError for an option that is not safe there."""
-    given = {name: _parsed(name, getattr(asked, name)) for name in _FORMS}
-    resources, selector = _once("resource", given["resource"]), _once("node-selector", given["node_selector"])
+    given = {name: parsed(name, getattr(asked, name), form) for name, form in _FORMS.items()}
+    resources, selector = once("resource", given["resource"]), once("node-selector", given["node_selector"])
     if GPU in resources:
         refuse(f"--resource {GPU} is a second number of GPUs", "give --gpus")
     if asked.gang == "volcano" and asked.scheduler not in (None, "volcano"):
@@ -84,22 +84,24 @@ def pod_parts(asked: PodOptions, gpus: int, nodes: int, *, drain: bool) -> dict[
     }
 
 
-def _parsed(name: str, texts: str | Iterable[str] | None) -> list[Any]:
-    pattern, expected = _FORMS[name]
+def parsed(name: str, texts: str | Iterable[str] | None, form: tuple[str, str]) -> list[Any]:
+    """Return the parts of each value of an option; raise ConfigError for one that has not this form."""
+    pattern, expected = form
     parts = []
     for text in (texts,) if isinstance(texts, str) else texts or ():
         match = re.fullmatch(pattern, text)
         if match is None:
-            refuse(f"--{name.replace('_', '-')} {text[:200]!r} cannot stand in a manifest", f"give {expected}")
+            refuse(f"--{name.replace('_', '-')} {text[:200]!r} cannot stand in a launch file", f"give {expected}")
         parts.append(match.groups())
     return parts
 
 
-def _once(option: str, pairs: list[Any]) -> dict[str, str]:
-    once = dict(pairs)
-    if len(once) < len(pairs):
+def once(option: str, pairs: list[Any]) -> dict[str, str]:
+    """Return the pairs by name; raise ConfigError where two have the same."""
+    named = dict(pairs)
+    if len(named) < len(pairs):
         refuse(f"--{option} gives a name twice", "give it once")
-    return once
+    return named
 
 
 def _given(parts: dict[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,13 @@
 """The files that start envcheck on many nodes. Root runs them: values that could be more than a value are refused."""
 
 import math
-import re
 import shlex
 from typing import Any, Final, Literal, NamedTuple
 
 from envcheck.data import rendered
 from envcheck.errors import refuse
 from envcheck.fleet.hostlist import unfold
-from envcheck.fleet.kubernetes_pods import PodOptions, pod_parts
+from envcheck.fleet.kubernetes_pods import PodOptions, once, parsed, pod_parts
 
 # Slurm ends a HealthCheckProgram after 60 s (slurm.conf(5)); the script needs some of it to start and to end.
 HEALTH_SECONDS: Final = 45
@@ -28,6 +27,11 @@ _SAFE: Final = {
     "state": (_PLAIN_PATH, "an absolute path of letters, digits and . _ + -"),
     "namespace": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a namespace of Kubernetes: a-z, 0-9 and -"),
 }
+# What the network of a group needs. Others would steer the checks, or envcheck itself (NODE_NAME, ENVCHECK_HOME).
+_VARIABLE: Final = (
+    r"((?:NCCL|FI|UCX|GLOO|RDMAV|IBV|MLX5)_[A-Za-z0-9_]+)=([^\x00-\x1f\x7f-\x9f]*)",
+    "NCCL_NAME=VALUE, or one of FI_*, UCX_*, GLOO_* and the like; set others in the image",
+)
 
 
 class LaunchValues(NamedTuple):
@@ -57,18 +61,13 @@ def context(values: LaunchValues, system: str) -> dict[str, Any]:
     """Return what the templates of a system are rendered with. Raises ConfigError for one that is not safe there."""
     if system == "prometheus":
         return {"hosts": unfold(values.hosts)}
-    for name, (pattern, expected) in _SAFE.items():
-        value = getattr(values, name)
-        if value is not None and not re.fullmatch(pattern, value):
-            refuse(f"--{name} {value[:200]!r} cannot stand in a launch file", f"give {expected}")
+    for name, form in _SAFE.items():
+        parsed(name, getattr(values, name), form)
     if (values.image is None) == (values.python is None) or (system == "kubernetes" and values.image is None):
         refuse(
             "a pod runs an image" if system == "kubernetes" else "one environment is judged",
             "give --image REPOSITORY@sha256:DIGEST, or for Slurm --python PATH on the nodes",
         )
-    variables = [_variable(text) for text in values.variables]
-    if len(dict(variables)) < len(variables):
-        refuse("--env gives a variable twice", "give it once")
     for option, value, least, most in (
         ("--max-age", values.max_age, 60, math.inf),
         ("--budget", values.budget, 5, _LONGEST_BUDGET),
@@ -84,7 +83,7 @@ def context(values: LaunchValues, system: str) -> dict[str, Any]:
     return {
         **values._asdict(),
         "target": target,
-        "variables": variables,
+        "variables": once("env", parsed("env", values.variables, _VARIABLE)).items(),
         "max_age": max_age,
         "budget": budget,
         "health_budget": min(budget, HEALTH_SECONDS),
@@ -94,17 +93,6 @@ def context(values: LaunchValues, system: str) -> dict[str, Any]:
         "minutes": {"static": 10, "quick": 15, "standard": 30, "full": 120}[values.level],
         **pod_parts(values.pods, values.gpus, values.nodes, drain=values.drain),
     }
-
-
-def _variable(text: str) -> tuple[str, str]:
-    # What the network of a group needs. Others would steer the checks, or envcheck itself (NODE_NAME, ENVCHECK_HOME).
-    match = re.fullmatch(r"((NCCL|FI|UCX|GLOO|RDMAV|IBV|MLX5)_[A-Za-z0-9_]+)=([^\x00-\x1f\x7f-\x9f]*)", text)
-    if match is None:
-        refuse(
-            f"--env {text[:200]!r} is not NAME=VALUE of the network",
-            "give NCCL_*, FI_*, UCX_*, GLOO_* and the like; set others in the image",
-        )
-    return match[1], match[3]
 
 
 FILES: Final = {

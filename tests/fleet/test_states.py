@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.fleet.files import FleetFile
-from envcheck.fleet.groups import CLOCK_SLACK, FLOOR, FURTHEST, LEAST, SCALE, Member, compare, deviating, drift
+from envcheck.fleet.groups import CLOCK_SLACK, FLOOR, FURTHEST, LEAST, SCALE, compare, deviating, drift
 from envcheck.fleet.one_report import read
 from envcheck.fleet.summary import states, under_one_name
 from tests.fleet.node_reports import node_report, outcome_of
@@ -124,7 +124,7 @@ def test_a_drift_that_reads_like_the_usual_is_no_row() -> None:
     for number in range(9):
         report = node_report(f"n{number}")
         outcome_of(report, "gemm-throughput").update(value=10**9 + (number == 0), unit="B")
-        members.append(Member(f"n{number}", read(json.dumps(report).encode(), ""), None))
+        members.append((seen(f"n{number}"), read(json.dumps(report).encode(), "")))
     assert [*deviating([members])] == []
 
 

@@ -11,7 +11,7 @@ from envcheck.fleet.one_report import FORMED, node_in, nodes_of
 from envcheck.reports.model import RunReport
 from envcheck.runner import judging
 from envcheck.runner.outcomes import as_finding
-from envcheck.runner.schema import GroupFacts, OutcomeRow
+from envcheck.runner.schema import FindingRow, GroupFacts, OutcomeRow
 from envcheck.runner.worker import group_ending
 
 # In what the ranks' environments must be alike: an older torch speaks to a newer one, and measures something else.
@@ -62,9 +62,9 @@ def whole(
     measured: list[Any] = []
     logs: list[str] = []
     for node, here in enumerate(ranks):
-        answer = parts.get(node)
-        measured += _filled(answer, "ranks", here, None)
-        logs += _filled(answer, "logs", here, "")
+        answer = parts.get(node, {})
+        measured += [*(answer.get("ranks") or []), *[None] * here][:here]
+        logs += [*(answer.get("logs") or []), *[""] * here][:here]
     seconds = [float(answer.get("seconds") or 0.0) for answer in parts.values()]
     body = [float(answer.get("body") or 0.0) for answer in parts.values()]
     told: list[Any] = [answer.get("throttled") for answer in parts.values()]
@@ -113,12 +113,6 @@ def _behind(parts: Mapping[int, Mapping[str, Any]], ranks: Sequence[int]) -> dic
     return group_ending.culprit(running, others)
 
 
-def _filled(answer: Mapping[str, Any] | None, name: str, count: int, otherwise: Any) -> list[Any]:
-    given = answer.get(name) if answer else None
-    listed = given if isinstance(given, list) else []
-    return [*listed, *([otherwise] * count)][:count]
-
-
 def of_group(report: RunReport) -> RunReport:
     """Return the report of the whole group: each rank that it blames, with the name of its node."""
     if report.group is None:
@@ -138,23 +132,16 @@ def of_node(report: RunReport, node: int) -> RunReport:
 
 
 def _named(outcome: OutcomeRow, group: GroupFacts) -> OutcomeRow:
-    findings = [
-        structs.replace(
-            finding, summary=_with_nodes(finding.summary, group), culprit=_with_nodes(finding.culprit, group)
-        )
-        for finding in outcome.findings
-    ]
-    summary, culprit = _with_nodes(outcome.summary, group), _with_nodes(outcome.culprit, group)
-    return structs.replace(outcome, summary=summary, culprit=culprit, findings=findings)
-
-
-def _with_nodes(text: str, group: GroupFacts) -> str:
-    def named(match: re.Match[str]) -> str:
+    def of_rank(match: re.Match[str]) -> str:
         node = node_in(int(match[1]), group)
         return match[0] if node is None else f"{match[0]} ({group.nodes[node]})"
 
-    # A rank that a text names, and not already with its host in brackets.
-    return re.sub(r"\brank (\d+)\b(?! \()", named, text)
+    def told(row: OutcomeRow | FindingRow) -> dict[str, str]:
+        # A rank that a text names, and not already with its host in brackets.
+        return {name: re.sub(r"\brank (\d+)\b(?! \()", of_rank, getattr(row, name)) for name in ("summary", "culprit")}
+
+    findings = [structs.replace(finding, **told(finding)) for finding in outcome.findings]
+    return structs.replace(outcome, **told(outcome), findings=findings)
 
 
 def _of_node(outcome: OutcomeRow, group: GroupFacts, node: int) -> OutcomeRow:

@@ -28,6 +28,7 @@ from envcheck.fleet.one_report import BY_SEVERITY, NodeReport
 from envcheck.fleet.pairs.diagnosis import Plan
 from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer
 from envcheck.fleet.summary import under_one_name
+from envcheck.node.subprocesses import signal_quietly
 from envcheck.reports.phrases import last_words
 from envcheck.struct_types import know_types
 
@@ -182,19 +183,13 @@ def _waited(command: list[str], extra: dict[str, str], log: int, timeout: float,
             if stop.wait(0.1) or time.monotonic() > deadline:
                 return "interrupted" if stop.is_set() else f"no end within {timeout:g} s"
     finally:
-        _end(process)
+        # srun passes the first signal on to its nodes.
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if process.poll() is None:
+                signal_quietly(-process.pid, number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(5)
     return ""
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command and what it started: srun passes the first signal on to its nodes."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5)
 
 
 class PairsState(msgspec.Struct):
