@@ -14,6 +14,7 @@ from envcheck.node.snapshot import Gpu, Signal
 # The envcheck, the user or the driver of a snapshot that lacks what only newer drivers report.
 _NOT_KNOWN = ("not-collected", "denied", "no-data")
 _MANY = 4
+_HIDDEN = ("denied", "unsupported")
 
 
 class Rule(NamedTuple):
@@ -136,14 +137,14 @@ def shortened(parts: list[str], most: int = _MANY) -> str:
     return ", ".join(parts[:most]) + (f" and {len(parts) - most} more" if len(parts) > most else "")
 
 
-def unreadable(view: View, name: str, fix: str) -> Outcome | None:
+def unreadable(view: View, name: str, fix: str, hidden: tuple[str, ...] = _HIDDEN) -> Outcome | None:
     """Return the skip of a missing or protected signal, or one that an older snapshot lacks; the error of others."""
     signal, signal_code = view.snapshot.signal(name), name.replace(".", "-").replace("_", "-")
     if signal.reason is None:
         return None
     if signal.why == "not-collected":
         return skipped(f"{name} was not read: this snapshot is from before it was", code="signal.not-collected")
-    if signal.why in ("denied", "unsupported"):
+    if signal.why in hidden:
         return skipped(f"{name} cannot be read ({signal.reason}): {fix}", code=f"{signal_code}.hidden")
     return undecided(f"{name} cannot be read: {signal.reason}", fix=fix, code=f"{signal_code}.unread")
 
@@ -191,16 +192,10 @@ Pair = dict[str, Any]
 
 def pairs_of_gpus(view: View) -> list[Pair] | Outcome:
     """Return every pair of the GPUs there are, or the outcome where they are unknown."""
-    signal = view.snapshot.signal("gpu.p2p")
-    if signal.why == "unsupported":
-        return skipped(f"NVML tells nothing of peer-to-peer here ({signal.reason})", code="gpu-p2p.not-reported")
-    if signal.reason is not None and signal.why != "not-collected":
-        fix = "look at `nvidia-smi topo -p2p r`"
-        return undecided(f"gpu.p2p cannot be read: {signal.reason}", fix=fix, code="gpu-p2p.unread")
-    older = unreadable(view, "gpu.p2p", "")
-    if older is not None:
-        return older
-    pairs = signal.value
+    missing = unreadable(view, "gpu.p2p", "look at `nvidia-smi topo -p2p r`", ("unsupported",))
+    if missing is not None:
+        return missing
+    pairs = view.snapshot.signal("gpu.p2p").value
     indices = sorted({gpu.signal("index").value for gpu in view.snapshot.gpus if gpu.signal("index").value is not None})
     known = {frozenset((pair["a"], pair["b"])) for pair in pairs}
     if any(frozenset(ends) not in known for ends in itertools.combinations(indices, 2)):

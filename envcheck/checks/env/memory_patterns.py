@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
-from envcheck.checks.support import process_group
+from envcheck.checks.support import gpu_speed, process_group
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -153,7 +153,7 @@ def _wrong(entry: Measured, wrong: dict[str, Measured]) -> Outcome:
     first, count = counts.get("first") or {}, sum(counts["wrong"] for counts in wrong.values())
     place = f"byte {first.get('offset')} (address {first.get('address')}), bits {first.get('xor')}"
     summary = f"{process_group.name(entry)}: {count} words came back wrong, the first under {pattern}: {place}"
-    judged: dict[str, Any] = {"value": count, "limit": LIMIT, **_about(entry)}
+    judged: dict[str, Any] = {"value": count, "limit": LIMIT, **gpu_speed.about(entry)}
     return failed(summary, fix=_FIX, code="memory.wrong", passes=wrong, **judged)
 
 
@@ -164,10 +164,6 @@ def _little(ranks: Ranks) -> process_group.Problem:
         if share < TESTED.value:
             summary = f"{process_group.name(entry)}: {share:.0%} of its memory was free to be tested"
             fix = "end what holds memory on this GPU (nvidia-smi), and run it again"
-            judged: dict[str, Any] = {"value": round(share, 4), "limit": TESTED, **_about(entry)}
+            judged: dict[str, Any] = {"value": round(share, 4), "limit": TESTED, **gpu_speed.about(entry)}
             return warned(summary, fix=fix, code="memory.little-free", **judged)
     return None
-
-
-def _about(entry: Measured) -> dict[str, Any]:
-    return {"culprit": process_group.name(entry), "rank": entry["rank"], "device": entry["device"]}

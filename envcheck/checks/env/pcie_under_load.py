@@ -99,7 +99,7 @@ def _one(view: View, entry: Measured) -> Any:
     ):
         why = entry.get("unreadable") or "the readings have an unexpected type"
         summary = f"{where}: no link was read: {why}"
-        return undecided(summary, code="pcie.unread", culprit=gpu_speed.culprit(entry))
+        return undecided(summary, code="pcie.unread", culprit=process_group.name(entry))
     best, most = usual(readings), _most(view, entry)
     if most is None or (best.generation >= most.generation and best.lanes >= most.lanes):
         return best

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
@@ -18,6 +20,8 @@ from envcheck.checks.support import process_group
 CHECK = Check(promise="shared memory has room for NCCL and DataLoader workers", level="static", limits=("shm-free",))
 
 PATH = "/dev/shm"  # noqa: S108 (POSIX shared memory)
+# Linux, include/linux/proc_ns.h: the namespaces of the host itself.
+_HOST_PIDS, _HOST_IPC = "pid:[4026531836]", "ipc:[4026531839]"
 _FIX = "start the container with --shm-size=8g or --ipc=host; in Kubernetes mount an emptyDir with medium: Memory there"
 
 
@@ -30,20 +34,52 @@ def measure(rank: Rank) -> Measured:
         if error.errno != errno.ENOSPC:
             return {"rank": rank.rank, "error": error.strerror or str(error)}
     total, free = state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
-    return {"rank": rank.rank, "total": total, "free": free, "held": _held()}
+    sizes = {"rank": rank.rank, "total": total, "free": free}
+    return sizes if 2 * free >= total else {**sizes, **_left()}
 
 
-def _held() -> int:
-    """Return the bytes there of other users who run something now: their jobs share the machine."""
-    running = {state.st_uid for state in _states(os.scandir("/proc"))} - {0, os.getuid()}
-    files = (f"{directory}/{name}" for directory, _, names in os.walk(PATH) for name in names)
-    return sum(state.st_blocks * 512 for state in _states(files) if state.st_uid in running)
+def _left() -> Measured:
+    """Return the bytes there of files that no live process has open or mapped (left), and that one may have (unsure).
+
+    NCCL and DataLoader workers map a file and close it. Who may not look into the processes of others cannot tell for
+    files of users who run some, nor in a container that shares the host's or its pod's /dev/shm for any.
+    """
+    processes = [process for process in Path("/proc").iterdir() if process.name.isdecimal()]
+    held: set[tuple[int, int]] = set()
+    hidden: set[int] = set()
+    for process in processes:
+        try:
+            held.update(_used(process))
+        except PermissionError:  # noqa: PERF203 (each by itself)
+            hidden.update(state.st_uid for state in _states([process]))
+        except OSError:  # it is gone
+            continue
+    own = {link.name: str(link.readlink()) for link in Path("/proc/self/ns").iterdir()}
+    shared = "KUBERNETES_SERVICE_HOST" in os.environ or own.get("ipc") == _HOST_IPC
+    blind = Path("/proc/1") not in processes or (shared and own.get("pid") != _HOST_PIDS)
+    told = {"left": 0, "unsure": 0}
+    for state in _states(file for file in Path(PATH).rglob("*") if not file.is_dir()):
+        if (state.st_dev, state.st_ino) not in held:
+            told["unsure" if blind or state.st_uid in hidden else "left"] += state.st_blocks * 512
+    return {**told}
 
 
-def _states(paths: Iterable[str | os.DirEntry[str]]) -> Iterator[os.stat_result]:
+def _used(process: Path) -> Iterator[tuple[int, int]]:
+    """Yield device and inode of what a process has open or mapped there."""
+    for link in (process / "fd").iterdir():
+        with contextlib.suppress(OSError):  # it is closed again
+            if str(link.readlink()).startswith(f"{PATH}/"):
+                state = link.stat()
+                yield state.st_dev, state.st_ino
+    with (process / "maps").open(encoding="utf-8", errors="replace") as lines:
+        for device, inode in (line.split(maxsplit=5)[3:5] for line in lines if f" {PATH}/" in line):
+            yield os.makedev(*(int(part, 16) for part in device.split(":"))), int(inode)
+
+
+def _states(paths: Iterable[Path]) -> Iterator[os.stat_result]:
     for path in paths:
         with contextlib.suppress(OSError):  # it is gone
-            yield os.lstat(path)
+            yield path.lstat()
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
@@ -67,13 +103,23 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if free < min(room.value, total):
         summary = f"too little of the {total / 2**20:,.0f} MiB of {PATH} is free"
         common: dict[str, Any] = {"value": free, "limit": room, "culprit": PATH, "total": total}
-        held: Any = ranks[0].get("held")
-        if process_group.finite(held) and free + held >= min(room.value, total):
-            text = f"{summary}: running jobs of other users hold {held / 2**20:,.0f} MiB"
-            findings.append(warned(text, fix="wait for their end, or let jobs use less", code="shm.held", **common))
-        else:
-            findings.append(failed(summary, fix="remove what earlier jobs left in /dev/shm", code="shm.full", **common))
+        findings.append(_full(summary, ranks[0], total - min(room.value, total), common))
     return worst(findings, otherwise=passed(f"{PATH} has room", value=total, limit=floor, free=free))
+
+
+def _full(summary: str, told: Measured, most: float, common: dict[str, Any]) -> Outcome:
+    """Fail where what ended jobs left is more than `most` bytes; what running ones hold comes free with their end."""
+    left, unsure = (
+        float(told[name]) if process_group.finite(told.get(name)) else math.nan for name in ("left", "unsure")
+    )
+    if left > most:
+        text, fix = f"{summary}: ended jobs left {left / 2**20:,.0f} MiB", "remove what earlier jobs left in /dev/shm"
+        return failed(text, fix=fix, code="shm.full", **common)
+    if left + unsure <= most:
+        text = f"{summary}: running jobs hold {(common['total'] - common['value'] - left - unsure) / 2**20:,.0f} MiB"
+        return warned(text, fix="wait for their end, or let jobs use less", code="shm.held", **common)
+    text, fix = f"{summary}: whether running jobs hold it cannot be seen", "look as root, on the host"
+    return undecided(text, fix=f"{fix}: `fuser -v {PATH}/*`; remove what none holds", code="shm.unsure", **common)
 
 
 def _small(judged: Callable[..., Outcome], summary: str, total: float, limit: Limit, free: float) -> Outcome:

@@ -106,7 +106,7 @@ def _unmeasured(entry: Measured) -> process_group.Problem:
     finite = all(process_group.finite(point.get(name)) for point in points for name in ("tflops", "at"))
     if len(points) < _FEWEST or not finite or min(point["tflops"] for point in points) <= 0:
         summary = f"rank {entry['rank']} measured no speed over time"
-        return undecided(summary, code="speed.missing", culprit=gpu_speed.culprit(entry))
+        return undecided(summary, code="speed.missing", culprit=process_group.name(entry))
     return gpu_speed.unseen(entry, float(points[-1]["at"]), float(entry.get("interval") or INTERVAL))
 
 

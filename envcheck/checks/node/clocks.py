@@ -3,10 +3,9 @@
 A set clock is a choice, so it is named and does not fail.
 """
 
-import dataclasses
 from typing import Any
 
-from envcheck.checks import ERROR, Check, Limit, Outcome, View, failed, passed, warned, worst
+from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst
 from envcheck.checks.gpu_readings import Reading, Rule, read
 
 CHECK = Check("no GPU is held below the clocks it was made for", "quick", 0.01, gpus=1)
@@ -20,15 +19,8 @@ _RESET = "if it is not on purpose: `nvidia-smi --reset-applications-clocks --res
 def judge(view: View) -> Outcome:
     """Warn of clocks set low, and of a working GPU that a setting holds back (one-model compares their highest)."""
     now, most = read(view, "clock_sm"), read(view, "clock_sm_max")
-    findings = [*now.lacking(), *most.lacking(), *_nonsense(now, most), *_lowered(view), *_held(view, now, most)]
+    findings = [*now.lacking(), *most.lacking(), *_lowered(view), *_held(view, now, most)]
     return worst(findings, now.absent() or most.absent() or _sound(most.values))
-
-
-def _nonsense(now: Reading, most: Reading) -> list[Outcome]:
-    odd = {gpu: mhz for gpu, mhz in now.values.items() if not mhz <= 1.1 * most.values.get(gpu, mhz)}
-    text, fix = "above the highest clock: {gpu} {value} MHz", "look at `nvidia-smi -q -d CLOCK`"
-    findings = now.blame(odd, Rule(failed, "clocks.unexpected-value", text, fix))
-    return [dataclasses.replace(finding, status=ERROR) for finding in findings]
 
 
 def _lowered(view: View) -> list[Outcome]:

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
+from envcheck.checks.gpu_readings import unreadable
 from envcheck.counting import counted
 
 CHECK = Check("containers are given the driver that is loaded", "quick", 0.05, gpus=1)
@@ -23,12 +24,10 @@ def judge(view: View) -> Outcome:
     if runtime not in (None, "none", "lxc", "systemd-nspawn"):  # those may hold a docker of their own
         return skipped(f"in a container ({runtime}): the toolkit is the host's", code="container-toolkit.in-container")
     tools, engines, cdi, docker = (view.snapshot.signal(name) for name in _NAMES)
-    if tools.why == "not-collected":
-        text = "this snapshot is older than the question: the container toolkit was not collected"
-        return skipped(text, code="signal.not-collected")
-    if tools.value is None or engines.value is None:
-        text, fix = f"the toolkit is unread: {tools.reason or engines.reason}", "take the snapshot again"
-        return undecided(text, fix=fix, code="container-toolkit.unread")
+    for name in _NAMES[:2]:
+        missing = unreadable(view, name, "take the snapshot again", ())
+        if missing is not None:
+            return missing
     findings = []
     if docker.reason is not None and "docker" in engines.value:
         fix = f"correct {_DOCKER}, then: nvidia-ctk runtime configure --runtime=docker"

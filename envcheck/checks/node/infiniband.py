@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, limits, passed, skipped, undecided, warned, worst
+from envcheck.checks.gpu_readings import unreadable
 from envcheck.counting import counted
 
 _FIX = "clean, reseat or exchange the cable or transceiver; `ibdiagnet --get_phy_info` shows which end it is"
@@ -57,16 +58,9 @@ def judge(view: View) -> Outcome:
 
 def ports(view: View) -> list[Port] | Outcome:
     """Return the ports, or the outcome where there are none, or nobody asked."""
-    signal = view.snapshot.signal("ib.ports")
-    if signal.why == "not-collected":
-        text = "this snapshot is older than the question: its InfiniBand and RoCE ports were not collected"
-        return skipped(text, code="signal.not-collected")
-    if signal.why == "unsupported":
-        return skipped(f"this system does not show its network devices ({signal.reason})", code="infiniband.hidden")
-    if signal.reason is not None:
-        fix = "mount /sys, or --skip it"
-        return undecided(f"ib.ports cannot be read: {signal.reason}", fix=fix, code="infiniband.unread")
-    return signal.value or skipped("no InfiniBand or RoCE device here", code="infiniband.none")
+    found: list[Port] = view.snapshot.signal("ib.ports").value or []
+    none = skipped("no InfiniBand or RoCE device here", code="infiniband.none")
+    return found or unreadable(view, "ib.ports", "mount /sys, or --skip it", ("unsupported",)) or none
 
 
 def _kind(port: Port) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """nouveau, the free driver, takes a GPU before NVIDIA's own can, and CUDA does not run on it."""
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
-from envcheck.checks.gpu_readings import Rule
+from envcheck.checks import ERROR, Check, Limit, Outcome, View, passed, warned, worst
+from envcheck.checks.gpu_readings import Rule, unreadable
 
 CHECK = Check("nouveau is not loaded, and drives no GPU", "quick", 0.01, gpus=1)
 
@@ -17,12 +17,7 @@ def judge(view: View) -> Outcome:
     if "nouveau" in (modules.value or []):
         text = "nouveau is loaded beside NVIDIA's module"
         findings.append(warned(text, fix=_FIX, value="loaded", limit=_LIMIT, code="nouveau.loaded"))
-    if modules.value is not None:
-        return worst(findings, passed("nouveau is not loaded", value="not loaded", limit=_LIMIT))
-    if modules.why not in ("unsupported", "not-collected"):
-        findings.append(undecided(f"host.gpu_modules: {modules.reason}", fix="mount /proc", code="nouveau.unread"))
-    if bus.value is None:
-        text = f"neither modules nor the drivers of devices are shown here ({bus.reason})"
-        return worst(findings, skipped(text, code="nouveau.hidden"))
-    text = "this kernel lists no modules, and nouveau drives no GPU"
-    return worst(findings, passed(text, value="not loaded", limit=_LIMIT))
+    hidden = unreadable(view, "host.gpu_modules", "mount /proc", ("unsupported",))
+    if hidden is not None and (bus.value is None or hidden.status == ERROR):
+        return worst([*findings, hidden], hidden)
+    return worst(findings, passed("nouveau is not loaded", value="not loaded", limit=_LIMIT))

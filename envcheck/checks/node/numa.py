@@ -3,7 +3,7 @@
 from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
-from envcheck.checks.gpu_readings import Rule, at, place
+from envcheck.checks.gpu_readings import Rule, at, place, unreadable
 from envcheck.checks.node.visible_devices import NAME, parse
 
 CHECK = Check("each GPU's NUMA node is known, and this process may use CPUs of it", "quick", 0.01, gpus=1)
@@ -17,12 +17,9 @@ _BIND = "have the launcher give CPUs beside the GPUs (Slurm: --gres-flags=enforc
 def judge(view: View) -> Outcome:
     """Warn on a system of several nodes where a GPU has none, or none of its CPUs may be used by this process."""
     for name in ("host.numa_nodes", "pci.gpus"):
-        signal = view.snapshot.signal(name)
-        if signal.why == "unsupported":
-            text = f"this system does not show its NUMA nodes and PCI bus ({signal.reason})"
-            return skipped(text, code="numa.hidden")
-        if signal.reason is not None:
-            return undecided(f"{name}: {signal.reason}", fix="run where /sys can be read", code="numa.unread")
+        missing = unreadable(view, name, "run where /sys can be read", ("unsupported",))
+        if missing is not None:
+            return missing
     nodes, gpus = view.snapshot.signal("host.numa_nodes").value, view.snapshot.signal("pci.gpus").value
     if nodes <= 1:
         return skipped("one NUMA node: every GPU is near", code="numa.one-node")

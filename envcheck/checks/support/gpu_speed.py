@@ -126,17 +126,12 @@ def _missing(entry: Measured, names: Iterable[str], unit: str) -> list[Outcome]:
     if values and not missing:
         return []
     summary = f"rank {entry['rank']} measured no {', '.join(missing) or unit}"
-    return [undecided(summary, code="speed.missing", culprit=culprit(entry))]
-
-
-def culprit(entry: Measured) -> str:
-    """Return how a rank and its GPU are named."""
-    return f"rank {entry['rank']} ({entry.get('device')})"
+    return [undecided(summary, code="speed.missing", culprit=process_group.name(entry))]
 
 
 def about(entry: Measured) -> dict[str, Any]:
     """Return what a finding says of the GPU that it is about."""
-    return {"culprit": culprit(entry), "rank": entry["rank"], "device": entry["device"]}
+    return {"culprit": process_group.name(entry), "rank": entry["rank"], "device": entry["device"]}
 
 
 def _one(view: View, entry: Measured, name: str, check: str, unit: str, fix: str) -> Judged:
@@ -211,7 +206,7 @@ def behind(ranks: Ranks, names: Iterable[str], unit: str, fix: str) -> list[Outc
         for value, entry in sorted(measured, key=lambda pair: pair[0]):
             best = max(other for other, peer in measured if peer.get("name") == entry.get("name"))
             if value < best * STRAGGLER.value:
-                summary = f"{culprit(entry)}, {name}: {value:.4g} {unit}, where the best has {best:.4g}"
+                summary = f"{process_group.name(entry)}, {name}: {value:.4g} {unit}, where the best has {best:.4g}"
                 share: dict[str, Any] = {"value": round(value / best, 4), "limit": STRAGGLER}
                 findings.append(warned(summary, fix=fix, code="speed.behind", **share, **about(entry)))
     return findings

@@ -75,7 +75,7 @@ def test_an_older_snapshot_is_a_skip_and_an_unreadable_one_an_error(cpu: View) -
     assert infiniband.judge(unread).status == ERROR
     assert "Permission denied" in infiniband.judge(unread).summary
     hidden = put(cpu, ib__ports=Signal(reason="/sys/class: No such file or directory", why="unsupported"))
-    assert (infiniband.judge(hidden).status, infiniband.judge(hidden).code) == (SKIP, "infiniband.hidden")
+    assert (infiniband.judge(hidden).status, infiniband.judge(hidden).code) == (SKIP, "ib-ports.hidden")
 
 
 @each("changed, status", CASES["ways"])
