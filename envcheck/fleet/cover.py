@@ -155,7 +155,7 @@ def plan(matrix: Matrix, inventory: Inventory, wish: Query) -> FleetPlan:
     kinds = sorted(names, key=lambda kind: (-len(names[kind]), kind))
     asked = (wish.replace(driver=kind.driver, gpus=[*kind.gpus], arch=kind.arch) for kind in kinds)
     queries, taken = zip(*(whole_driver(Facts(matrix), query) for query in asked), strict=True)
-    unknown = {place: why for place, kind in enumerate(kinds) if (why := _unknown(matrix, kind))}
+    unknown = {place: gpu for place, kind in enumerate(kinds) for gpu in kind.gpus if find_gpu(matrix, gpu) is None}
     verdicts = _verdicts(matrix, {place: query for place, query in enumerate(queries) if place not in unknown})
     cells = _chosen(verdicts)
     covered = {place for places in verdicts.values() for place in places}
@@ -171,14 +171,6 @@ def plan(matrix: Matrix, inventory: Inventory, wish: Query) -> FleetPlan:
         ],
         notes=[*notes, *dict.fromkeys(itertools.chain(*taken))],
     )
-
-
-def _unknown(matrix: Matrix, kind: NodeKind) -> str:
-    """Return which GPU of a kind the matrix does not know; "" for none."""
-    name = next((name for name in kind.gpus if find_gpu(matrix, name) is None), None)
-    if name is None:
-        return ""
-    return f"no GPU named {name[:60]!r} in the matrix; {hint_of(matrix, name)}"
 
 
 def _verdicts(matrix: Matrix, queries: Mapping[int, Query]) -> _Verdicts:
@@ -233,8 +225,9 @@ def _planned(cells: Sequence[Cell], verdicts: _Verdicts, counts: Sequence[int]) 
 
 
 def _uncovered(matrix: Matrix, place: int, query: Query, unknown: str | None) -> UncoveredKind:
-    if unknown:
-        return UncoveredKind(kind=place, verdict="unknown-gpu", reason=unknown, buildable=None)
+    if unknown is not None:
+        why = f"no GPU named {unknown[:60]!r} in the matrix; {hint_of(matrix, unknown)}"
+        return UncoveredKind(kind=place, verdict="unknown-gpu", reason=why, buildable=None)
     resolution = resolve(matrix, query)
     if resolution.legal:
         why = f"{resolution.cell} runs there ({resolution.verdict}), and no cell that does is published"
@@ -255,18 +248,14 @@ def smallest_cover(sets: Sequence[CoverSet]) -> list[int]:
     union = 0
     for one in sets:
         union |= one.mask
-    best: list[int] | None = None
-    for size in itertools.count():
-        covers = map(sorted, _covers(union, sets, size))
-        best = max(covers, key=lambda cover: (value(cover, sets), [-place for place in cover]), default=None)
-        if best is not None:
-            break
-    return best or []
+    by_size = (map(sorted, _covers(union, sets, size)) for size in itertools.count())
+    best = (max(covers, key=lambda cover: value(cover, sets), default=None) for covers in by_size)
+    return next(cover for cover in best if cover is not None)
 
 
-def value(places: Iterable[int], sets: Sequence[CoverSet]) -> list[tuple[int, ...]]:
-    """Return what covers of one size are compared by: the larger is better."""
-    return sorted(sets[place].score for place in places)
+def value(cover: Sequence[int], sets: Sequence[CoverSet]) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Return what covers of one size are compared by: the larger is better, and of those as good the first."""
+    return sorted(sets[place].score for place in cover), [-place for place in cover]
 
 
 def _covers(missing: int, sets: Sequence[CoverSet], size: int) -> Iterator[list[int]]:

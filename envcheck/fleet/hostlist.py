@@ -53,20 +53,15 @@ def _numbers(listed: str, entry: str) -> list[str]:
 
 def fold(names: Iterable[str]) -> str:
     """Return the shortest host list that folds the last number of each name; refuse what is no node's name."""
-    numbered: dict[tuple[str, str], list[str]] = defaultdict(list)
-    plain = []
+    numbered: dict[tuple[str, str, bool], list[str]] = defaultdict(list)
     for name in dict.fromkeys(names):
         if not is_name(name):
             refuse(f"{name[:40]!r} cannot stand in a host list", _FIX)
         match = re.fullmatch(r"(.*?)([0-9]{1,18})([^0-9]*)", name, flags=re.DOTALL)
-        if match is None:
-            plain.append(name)
-        else:
-            numbered[match[1], match[3]].append(match[2])
-    entries = [(f"{before}{_bracketed(digits)}{after}", before) for (before, after), digits in numbered.items()]
-    return ",".join(
-        entry for entry, _ in sorted([*entries, *((name, name) for name in plain)], key=lambda e: (e[1], e[0]))
-    )
+        before, digits, after = match.groups() if match else (name, "", "")
+        numbered[before, after, match is None].append(digits)
+    entries = [(before, f"{before}{_bracketed(digits)}{after}") for (before, after, _), digits in numbered.items()]
+    return ",".join(entry for _, entry in sorted(entries))
 
 
 def natural(name: str) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from tests.fleet.node_reports import node_report, write
 SETS = st.lists(st.builds(CoverSet, st.integers(0, 255), st.tuples(st.integers(0, 3), st.integers(0, 1))), max_size=9)
 
 
-def brute_force(sets: list[CoverSet]) -> tuple[int, list[tuple[int, ...]]]:
+def brute_force(sets: list[CoverSet]) -> tuple[int, tuple[list[tuple[int, ...]], list[int]]]:
     """Return the least size of a cover of all and the best value of that size, by trying all."""
     everything = functools.reduce(operator.or_, (one.mask for one in sets), 0)
     for size in range(len(sets) + 1):

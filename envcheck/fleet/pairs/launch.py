@@ -53,13 +53,12 @@ def result_of(test: GroupTest, files: Sequence[FleetFile], launched: LaunchResul
         node: max(own[node], key=lambda report: BY_SEVERITY.index(report.status)) for node in test.nodes if own[node]
     }
     answers = tuple(_answer(node, report, launched) for node, report in by_node.items())
-    seconds = launched.ended - launched.started
     problems = [f"{Path(file.path).name}: {file.note}" for file in files if file.report is None]
     absent = ", ".join([node for node in test.nodes if node not in by_node][:_MOST_NAMED])
     why = "; ".join(filter(None, [*problems[:1], launched.last_line]))[:_LONGEST]
     unseen = printable(f"no report{f' of {absent}' if absent and by_node else ''}{f': {why}' if why else ''}")
     if test.step == ROLL_CALL:
-        return GroupResult("undetermined" if absent else "pass", None, unseen, (), answers, seconds)
+        return GroupResult("undetermined" if absent else "pass", None, unseen, (), answers)
     faulty = tuple(gpu for answer in answers for gpu in answer.faulty_gpus)
     speeds = (
         check.value
@@ -70,11 +69,11 @@ def result_of(test: GroupTest, files: Sequence[FleetFile], launched: LaunchResul
     speed = min(speeds, default=None)
     reasons = {answer.status: f"{answer.node}: {answer.reason}" for answer in reversed(answers)}
     if "fail" in reasons:
-        return GroupResult("fail", speed, reasons["fail"], faulty, answers, seconds)
+        return GroupResult("fail", speed, reasons["fail"], faulty, answers)
     if absent or "undetermined" in reasons:
         why, heard = (unseen, ()) if absent else (reasons["undetermined"], answers)
-        return GroupResult("undetermined", speed, why, (), heard, seconds)
-    return GroupResult("pass", speed, "", faulty, answers, seconds)
+        return GroupResult("undetermined", speed, why, (), heard)
+    return GroupResult("pass", speed, "", faulty, answers)
 
 
 def _answer(node: str, report: NodeReport, launched: LaunchResult) -> NodeAnswer:

@@ -58,7 +58,6 @@ class GroupResult(msgspec.Struct, frozen=True):
     reason: str = ""
     faulty_gpus: tuple[str, ...] = ()
     answers: tuple[NodeAnswer, ...] = ()
-    seconds: float = 0.0
 
 
 class Blame(msgspec.Struct, frozen=True):
