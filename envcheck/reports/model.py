@@ -21,7 +21,7 @@ from envcheck.node.snapshot import Snapshot
 from envcheck.runner import judging, outcomes
 from envcheck.runner.execute import Run
 from envcheck.runner.launcher import Place, place
-from envcheck.runner.outcomes import ATTEMPT, fields, plain
+from envcheck.runner.outcomes import fields, plain
 from envcheck.runner.planning import CheckModule, discover
 from envcheck.runner.schema import (
     Attempt,
@@ -257,15 +257,10 @@ def _judged(run: Run, module: CheckModule, row: OutcomeRow, old: OutcomeRow) -> 
     outcome = _outcome(run, module, row, old)
     if outcome is None:
         return row
-    described = fields(outcome)
     kept = {name: row.details[name] for name in ("survivors", *KEPT) if name in row.details}
-    measured = {name: described[name] for name in ATTEMPT}
-    return structs.replace(
-        row,
-        **described,
-        details=plain({**outcome.details, **kept}),
-        attempts=[structs.replace(a, **measured, shown=True) for a in row.attempts],
-    )
+    new = structs.replace(row, **fields(outcome), details=plain({**outcome.details, **kept}))
+    attempts = [structs.replace(attempt, **outcomes.told(new), shown=True) for attempt in row.attempts]
+    return structs.replace(new, attempts=attempts)
 
 
 def _outcome(run: Run, module: CheckModule, row: OutcomeRow, old: OutcomeRow) -> Outcome | None:

@@ -14,13 +14,13 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from envcheck.checks import View
+from envcheck.checks import View, failed, undecided
 from envcheck.errors import refuse
 from envcheck.node.collect import now, sound
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner import judging, worker_session
 from envcheck.runner.local_python import NodeGroup
-from envcheck.runner.outcomes import fold, outcome_row, unfinished
+from envcheck.runner.outcomes import fold, outcome_row, row_of, unfinished
 from envcheck.runner.requirements import hold_demands
 from envcheck.runner.schema import Mode, OutcomeRow, Plan, PlannedCheck, RunVerdict
 from envcheck.runner.worker.fork_server import NODE_READ
@@ -113,14 +113,10 @@ class Run:
         if known and self.report is not None:
             _refuse(found, self.report)
         if known and found:
-            self.current["same-environment"] = OutcomeRow(
-                id="same-environment",
-                kind="env",
-                status="fail",
-                summary=f"the environment changed during the run: {'; '.join(found)}",
-                remedy="check the kernel log and other users of this node, then run again",
-                code="same-environment.changed",
-            )
+            text = f"the environment changed during the run: {'; '.join(found)}"
+            fix = "check the kernel log and other users of this node, then run again"
+            changed = failed(text, fix=fix, code="same-environment.changed")
+            self.current["same-environment"] = row_of("same-environment", changed)
         self.report, self.environment, self.promises = None, facts, self.asked.target.promises(facts)
 
     @property
@@ -263,14 +259,8 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
             elif event["event"] == "foreign":
                 said = "the results of this run hold a line that its worker did not write; it was skipped"
                 fix = "look at what the image or Python starts with: something else writes there; run installed-files"
-                run.current["worker-events"] = OutcomeRow(
-                    id="worker-events",
-                    kind="env",
-                    status="error",
-                    summary=f"{said}: {event['what']}",
-                    remedy=fix,
-                    code="worker.foreign-event",
-                )
+                foreign = undecided(f"{said}: {event['what']}", fix=fix, code="worker.foreign-event")
+                run.current["worker-events"] = row_of("worker-events", foreign)
             elif event["event"] in worker_session.LAST:
                 run.report, run.environment = None, run.environment or {"error": event["why"]}
             if run.asked.plan.repeated or not run.snapshot.taken:

@@ -36,7 +36,7 @@ from envcheck.checks import env as env_checks
 from envcheck.checks.env import shared_libraries
 from envcheck.checks.support import control_group, process_group
 from envcheck.counting import counted, numbered
-from envcheck.runner.outcomes import default_code, fields, plain
+from envcheck.runner.outcomes import default_code, row_of
 from envcheck.runner.planning import CheckModule
 from envcheck.runner.schema import Mode, OutcomeRow, Plan, RunVerdict, VerdictStatus
 from envcheck.runner.worker.fork_server import P2P_OFF
@@ -154,22 +154,18 @@ def _no_gpu(environment: Mapping[str, Any]) -> str:
 
 def concluded(view: View, plan: Plan, rows: Mapping[str, OutcomeRow]) -> dict[str, OutcomeRow]:
     """Return what belongs to no check: --require-gpu, an environment without torch, GPUs that the driver lost."""
-    found, statuses, why = {}, {row.status for row in rows.values()}, _no_gpu(view.environment)
-    lost = lost_gpus_row(view, rows)
+    found, statuses = {}, {row.status for row in rows.values()}
     # Without torch, whether there is a GPU is undetermined: the environment is broken, not the node.
-    blamed = shared_libraries.blamed(view.environment)
-    fix = "give an interpreter or image that has torch; `envcheck build` makes both"
-    fix = blamed.remedy if blamed else shared_libraries.import_remedy(view.environment, fix)
-    no_torch = undecided(why, fix=fix, code="torch.import") if "error" in view.environment else None
+    no_torch = shared_libraries.unimportable(view.environment) if "error" in view.environment else None
     if plan.require_gpu and view.mode != "gpu" and FAIL not in statuses:
-        limit = Limit(1, "GPUs", "--require-gpu")
-        none = failed(f"torch sees no GPU: {why}", fix=GPU_FIX, code="gpu.required", value=0, limit=limit)
-        found["require-gpu"] = no_torch or none
+        text, limit = f"torch sees no GPU: {_no_gpu(view.environment)}", Limit(1, "GPUs", "--require-gpu")
+        found["require-gpu"] = no_torch or failed(text, fix=GPU_FIX, code="gpu.required", value=0, limit=limit)
     # Checks of a site alone may be run where no torch is; any other environment without it is never a pass.
     shipped = {name.replace("_", "-") for _, name, _ in pkgutil.iter_modules(env_checks.__path__)}
     if no_torch and any(c.id in shipped for c in plan.checks) and not found and not statuses & {FAIL, ERROR}:
         found["torch"] = no_torch
-    made = {i: OutcomeRow(id=i, kind="env", **fields(outcome)) for i, outcome in found.items()}
+    made = {identity: row_of(identity, outcome) for identity, outcome in found.items()}
+    lost = lost_gpus_row(view, rows)
     return {**made, lost.id: lost} if lost else made
 
 
@@ -188,23 +184,15 @@ def lost_gpus_row(view: View, rows: Mapping[str, OutcomeRow]) -> OutcomeRow | No
     ]
     if not findings or (_GPU_LOST in rows and rows[_GPU_LOST].status in (FAIL, ERROR)):
         return None
-    outcome = worst(findings, findings[0])
-    return OutcomeRow(id=LOST_GPUS, kind="node", **fields(outcome), details=plain(dict(outcome.details)))
+    return row_of(LOST_GPUS, worst(findings, findings[0]), "node")
 
 
 def lost_rank(module: CheckModule, error: Mapping[str, Any], environment: Mapping[str, Any]) -> Outcome:
     """Return the outcome of a check of which a rank ended badly, or not at all, where the environment is this one."""
-    torch, blamed = environment.get("error"), shared_libraries.blamed(environment)
-    hung, doing = error["text"].startswith(HUNG), error.get("doing")
+    torch, hung, doing = environment.get("error"), error["text"].startswith(HUNG), error.get("doing")
     # What half of an import left behind makes the next one raise something else.
     if torch is not None and (error["text"] == torch or (torch != _NO_TORCH and not hung)):
-        fix = "give --python an interpreter that has torch, or --image an image; `envcheck build` makes both"
-        if torch != _NO_TORCH:
-            why = f"torch is there but broken ({torch.partition(':')[0]})"
-            again = shared_libraries.import_remedy(environment, "install it again")
-            fix = f"{why}: {again}; or give --python another; the JSON has the log"
-        fix, torch = (blamed.remedy if blamed else fix), shared_libraries.import_error(environment)
-        outcome = undecided(f"torch cannot be imported: {torch}", fix=fix, unimportable="torch", code="torch.import")
+        outcome = shared_libraries.unimportable(environment)
     else:
         fix = "the log says where it hung; if this machine is only slow, give a longer --timeout" if hung else ""
         fix = fix or process_group.remedy(error["text"], "see the log in the report")
@@ -291,15 +279,12 @@ def _consistent(outcome: Any, _of: Evidence) -> Outcome:
     """Return what a judge returned, or an error where it contradicts itself; no finding is lost by that."""
     if not isinstance(outcome, Outcome) or not isinstance(outcome.findings, tuple):
         return _bug(f"its judge returned {type(outcome).__name__}")
-    if not outcome.findings:
-        return _consistent_finding(outcome)
     own = _consistent_finding(dataclasses.replace(outcome, findings=()))
     parts = [_consistent_finding(finding) for finding in outcome.findings]
-    intact = own.status == outcome.status and all(a is b for a, b in zip(parts, outcome.findings, strict=True))
-    if intact and own.status == min((part.status for part in parts), key=WORST_FIRST.index):
+    statuses = [own.status, *(part.status for part in parts)]
+    if parts == [*outcome.findings] and outcome.status == own.status == min(statuses, key=WORST_FIRST.index):
         return outcome
-    parts.append(_bug(f"it is a {own.status}, and its findings are not: {own.summary}") if intact else own)
-    return worst(parts, otherwise=own)
+    return worst([*parts, own], otherwise=own) if parts else own
 
 
 def _consistent_finding(finding: Any) -> Outcome:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec import convert, structs
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, WORST_FIRST, Outcome
-from envcheck.runner.planning import CheckModule
+from envcheck.runner.planning import CheckModule, Kind
 from envcheck.runner.schema import Attempt, ChangeRow, FindingRow, LimitRow, OutcomeRow, Spread, Status
 from envcheck.runner.worker import process_limits
 
@@ -34,8 +34,6 @@ _MOST, _WITH_EVIDENCE = 100, 8
 _OTHER_BITS: Final = (
     "take this GPU out and test it alone (dcgmi diag -r 4); all at once: look for what changed between the rounds"
 )
-# What an attempt keeps of its outcome.
-ATTEMPT: Final = ("status", "value", "unit", "summary", "code", "culprit", "remedy", "remeasure")
 _LINES: Final = 20
 _FRAMES: Final = 8
 _WIDTH: Final = 1000
@@ -60,30 +58,35 @@ def fields(outcome: Outcome) -> dict[str, Any]:
     """Return what a row says of an outcome, but for its details and what it rests on."""
     findings = outcome.findings if len(outcome.findings) > 1 else ()
     return {
-        **_described(outcome),
-        "findings": [FindingRow(**_described(finding)) for finding in findings],
+        **structs.asdict(_finding(outcome)),
+        "findings": [_finding(finding) for finding in findings],
         "changes": [ChangeRow(**vars(change)) for change in outcome.changes],
     }
 
 
-def _described(outcome: Outcome) -> dict[str, Any]:
+def _finding(outcome: Outcome) -> FindingRow:
     limit = outcome.limit
     # An error that names a limit is told with what lifts it.
     lifted = process_limits.lifted(outcome.summary) if outcome.status == ERROR else ""
-    return {
+    return FindingRow(
         **{name: getattr(outcome, name) for name in ("summary", "unit", "code", "culprit", "remeasure")},
-        "remedy": lifted or outcome.remedy,
-        "status": convert(outcome.status, Status),
-        "value": plain(outcome.value),
-        "limit": limit and LimitRow(**{**vars(limit), "value": plain(limit.value)}),
-    }
+        remedy=lifted or outcome.remedy,
+        status=convert(outcome.status, Status),
+        value=plain(outcome.value),
+        limit=LimitRow(**{**vars(limit), "value": plain(limit.value)}) if limit else None,
+    )
+
+
+def row_of(identity: str, outcome: Outcome, kind: Kind = "env") -> OutcomeRow:
+    """Return the row of an outcome that rests on no measurement of its own."""
+    return OutcomeRow(id=identity, kind=kind, **fields(outcome), details=plain(outcome.details))
 
 
 def outcome_row(
     module: CheckModule, outcome: Outcome, event: Event, before: OutcomeRow | None, seconds: float
 ) -> OutcomeRow:
     """Return an outcome with what it rests on; `before` is the row of its first measurement, `seconds` the plan's."""
-    done, described = event["event"] == "done", fields(outcome)
+    done, alone = event["event"] == "done", row_of(module.id, outcome, module.kind)
     log = last_lines(str(event.get("log", ""))) if outcome.status == ERROR else []
     if done:
         logs = enumerate(event["logs"])
@@ -91,14 +94,12 @@ def outcome_row(
     # What no signal could end is left, and whoever looks after the node must know.
     left = {"survivors": event["survivors"]} if event.get("survivors") else {}
     took, body = (event["seconds"], event["body"]) if done else (0.0, 0.0)
-    now = OutcomeRow(
-        id=module.id,
-        kind=module.kind,
-        **described,
-        details=plain({**outcome.details, **left, **event.get("kept", {})}),
+    now = structs.replace(
+        alone,
+        details={**alone.details, **plain({**left, **event.get("kept", {})})},
         planned=seconds,
         seconds=took,
-        attempts=[Attempt(**{name: described[name] for name in ATTEMPT}, seconds=took, body=body, shown=True)],
+        attempts=[Attempt(**told(alone), seconds=took, body=body, shown=True)],
         ranks=plain(event["ranks"]) if done else [],
         log="\n".join(log),
         left_out=event["event"] == "left-out",
@@ -223,15 +224,19 @@ def default_code(check: str, status: str) -> str:
 
 def as_finding(row: OutcomeRow) -> FindingRow:
     """Return an outcome that is its own only finding as a finding."""
-    return FindingRow(**{name: getattr(row, name) for name in FindingRow.__struct_fields__})
+    return FindingRow(**told(row))
+
+
+def told(row: OutcomeRow | Attempt) -> dict[str, Any]:
+    """Return what a row or an attempt says as a finding does, by field."""
+    return {name: getattr(row, name) for name in FindingRow.__struct_fields__}
 
 
 def single(row: OutcomeRow, attempt: Attempt) -> OutcomeRow:
     """Return what one attempt alone came to, as it was kept; `row` is the row that holds it."""
-    kept = {name: getattr(attempt, name) for name in (*ATTEMPT, "ranks", "seconds")}
-    kept["remedy"] = attempt.remedy or "run the check again"
+    kept = {**told(attempt), "remedy": attempt.remedy or "run the check again", "seconds": attempt.seconds}
     alone = [structs.replace(attempt, shown=True, ranks=[])]
-    return OutcomeRow(id=row.id, kind=row.kind, planned=row.planned, attempts=alone, **kept)
+    return OutcomeRow(id=row.id, kind=row.kind, planned=row.planned, attempts=alone, ranks=attempt.ranks, **kept)
 
 
 def measured(row: OutcomeRow) -> bool:

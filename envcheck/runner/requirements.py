@@ -25,7 +25,7 @@ from envcheck.matrix.file.load import load
 from envcheck.node import signal_source
 from envcheck.node.signal_source import Source
 from envcheck.node.snapshot import Signal, Snapshot
-from envcheck.runner.outcomes import fields
+from envcheck.runner.outcomes import row_of
 from envcheck.runner.planning import CheckModule
 from envcheck.runner.schema import OutcomeRow
 
@@ -426,8 +426,7 @@ def measured_demands(requirements: Requirements) -> list[Demand]:
 
 def hold_demands(demands: Iterable[Demand], outcomes: Mapping[str, OutcomeRow]) -> dict[str, OutcomeRow]:
     """Return each demand's outcome, by id."""
-    judged = {one.id: _judged(one, outcomes.get(one.of)) for one in demands}
-    return {identity: OutcomeRow(id=identity, kind="env", **fields(outcome)) for identity, outcome in judged.items()}
+    return {one.id: row_of(one.id, _judged(one, outcomes.get(one.of))) for one in demands}
 
 
 def _judged(required: Demand, row: OutcomeRow | None) -> Outcome:

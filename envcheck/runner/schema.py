@@ -132,23 +132,16 @@ class FindingRow(Row, frozen=True, kw_only=True):
     remeasure: bool = False
 
 
-class Attempt(Row, frozen=True, kw_only=True):
+class Attempt(FindingRow, frozen=True, kw_only=True):
     """One measurement of a check: what it came to alone, how long it took, and how much of that was `measure`.
 
     `round` counts from 1. `shown` marks the attempt whose outcome the row shows, and whose measurements are the row's
     `ranks`; another one that was no pass has its measurements in its own `ranks`.
     """
 
-    status: Status
-    value: Any
+    summary: str = ""
     seconds: float
     body: float
-    unit: str = ""
-    summary: str = ""
-    code: str = ""
-    culprit: str = ""
-    remedy: str = ""
-    remeasure: bool = False
     round: int = 1
     shown: bool = False
     ranks: list[Any] = []

@@ -394,9 +394,9 @@ def test_a_line_of_a_flood_is_cut_to_its_end() -> None:
     ("error", "torch", "summary", "remedy"),
     [
         (NO_TORCH, NO_TORCH, f"torch cannot be imported: {NO_TORCH}", "an interpreter that has torch"),
-        ("ImportError: x", "ImportError: x", "torch cannot be imported: ImportError: x", "broken (ImportError)"),
+        ("ImportError: x", "ImportError: x", "torch cannot be imported: ImportError: x", "torch is there but broken"),
         # The second import of a broken torch may raise something else than the first.
-        ("RuntimeError: y", "ImportError: x", "torch cannot be imported: ImportError: x", "broken (ImportError)"),
+        ("RuntimeError: y", "ImportError: x", "torch cannot be imported: ImportError: x", "torch is there but broken"),
         ("RuntimeError: y", NO_TORCH, "rank 1 RuntimeError: y", "see the log"),
         ("RuntimeError: y", None, "rank 1 RuntimeError: y", "see the log"),
         ("still running after 1 s", "ImportError: x", "rank 1 still running after 1 s", "--timeout"),

@@ -42,6 +42,7 @@ DISTRIBUTION = "/usr/lib/python3/dist-packages/"
 DRIVER = ("libcuda.so", "libnvidia-ml.so")
 _FOR_CUDA = re.compile(r"(nvidia-.+)-cu\d\d")
 _REINSTALL = "install that package again (pip install --force-reinstall --no-deps NAME==VERSION), or build anew"
+_BROKEN = "torch is there but broken: install it again, or give --python another; the JSON has the log"
 _NUMPY = "install the NumPy that this torch was built for: numpy<2 for torch before 2.3, else NumPy anew"
 # Messages of the loader and of Python for a failed import, each with its fix. Reinstalling torch helps none of them.
 _KNOWN = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
@@ -143,11 +144,8 @@ def _on_path(name: str = "libcuda.so*") -> list[str]:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on what does not load, is loaded twice or is a stub; warn on a copy that is taken for the wheel's own."""
-    if (cause := blamed(view.environment)) is not None:
-        return cause
     if view.environment.get("import_trials"):
-        fix = import_remedy(view.environment, _REINSTALL)
-        return undecided(f"torch cannot be imported: {import_error(view.environment)}", fix=fix, code="torch.import")
+        return blamed(view.environment) or unimportable(view.environment)
     if not view.environment.get("torch"):
         return skipped(f"no torch to look into: {view.environment.get('error', 'none was asked')}", code="torch.none")
     entry = ranks[0] if ranks else {}
@@ -181,10 +179,12 @@ def import_error(environment: Mapping[str, Any]) -> str:
     return f"{environment['error']}{f', in {last}' if last else ''}"
 
 
-def import_remedy(environment: Mapping[str, Any], otherwise: str) -> str:
-    """Return what mends an import whose words are known; `otherwise` where they are not."""
-    matches = ((re.search(pattern, str(environment.get("error"))), fix) for pattern, fix, _ in _KNOWN)
-    return next((match.expand(fix) for match, fix in matches if match), otherwise)
+def unimportable(environment: Mapping[str, Any]) -> Outcome:
+    """Return the outcome of all that needs torch where it cannot be imported, with what mends it, as far as known."""
+    matches = ((re.search(pattern, str(environment["error"])), fix) for pattern, fix, _ in _KNOWN)
+    known, cause = next((match.expand(fix) for match, fix in matches if match), _BROKEN), blamed(environment)
+    text, fix = f"torch cannot be imported: {import_error(environment)}", cause.remedy if cause else known
+    return undecided(text, fix=fix, code="torch.import", unimportable="torch")
 
 
 def _files(trials: Mapping[str, list[str]]) -> Iterator[Outcome]:

@@ -107,7 +107,7 @@ def test_what_torch_dies_of_is_named(cpu: View, trials: dict[str, Any], status: 
         ("ModuleNotFoundError: No module named 'typing_extensions'", "install typing_extensions"),
         ("ImportError: libcusparseLt.so.0: cannot open shared object file: No such", "brings libcusparseLt.so.0"),
         ("the worker died of SIGILL while importing torch", "pass the host's CPU through"),
-        ("ModuleNotFoundError: No module named 'torch._C'", "install that package again"),
+        ("ModuleNotFoundError: No module named 'torch._C'", "install it again"),
     ],
 )
 def test_what_an_import_says_has_its_own_remedy(cpu: View, said: str, fix: str) -> None:
