@@ -25,23 +25,26 @@ _FIX: Final = "write a header node,gpu,driver[,arch] and a line for each node or
 _ARCHS: Final = {"": "x86_64", "amd64": "x86_64", "arm64": "aarch64", "x86_64": "x86_64", "aarch64": "aarch64"}
 
 
-class NodeKind(NamedTuple):
-    """What decides which cells run on a node."""
+class KindOfNodes(Row, frozen=True, kw_only=True):
+    """Nodes that are alike in GPU, driver and host architecture."""
 
-    gpus: tuple[str, ...]
+    gpus: list[str]
     driver: str
     arch: str
+    names: list[str]
 
 
-# The nodes of each kind, and which are left out and why.
-Inventory = tuple[dict[NodeKind, list[str]], list[str]]
+# What decides which cells run on a node: its GPUs, driver and architecture.
+_Kind = tuple[tuple[str, ...], str, str]
+# The kinds of nodes, the largest first, and which are left out and why.
+Inventory = tuple[list[KindOfNodes], list[str]]
 
 
 def of_places(places: Iterable[Path]) -> Inventory:
     """Return the inventory in CSV files and in reports elsewhere; a node with a report is what the report says."""
     everything = [*places]
     tables = [place for place in everything if place.suffix.lower() == ".csv" and not place.is_dir()]
-    kind_of: dict[str, tuple[NodeKind, str]] = {}
+    kind_of: dict[str, tuple[_Kind, str]] = {}
     for where, kind, node in itertools.chain.from_iterable(map(_of_csv, tables)):
         if node in kind_of:
             refuse(f"{where}: {node} is in {kind_of[node][1]} too", "name each node once")
@@ -52,7 +55,7 @@ def of_places(places: Iterable[Path]) -> Inventory:
     for file in {file.node or file.path: file for file in sorted(files, key=lambda file: file.at)}.values():
         report = file.report
         if report and report.gpu and report.driver:
-            kind = NodeKind(tuple(report.gpu.split(" + ")), report.driver, _ARCHS.get(report.arch, report.arch))
+            kind = tuple(report.gpu.split(" + ")), report.driver, _ARCHS.get(report.arch, report.arch)
             kind_of[file.node] = kind, f"the report of {file.node}"
         else:
             lacking = "has no driver" if report and report.gpu else "has no GPU"
@@ -60,13 +63,14 @@ def of_places(places: Iterable[Path]) -> Inventory:
     if not kind_of:
         why = f": {notes[0].partition('; ')[0]}" if notes else ""
         refuse(f"no node with a GPU and a driver in {', '.join(map(str, everything))}{why}", f"{_FIX} in a .csv")
-    names = defaultdict[NodeKind, list[str]](list)
+    names = defaultdict[_Kind, list[str]](list)
     for node in sorted(kind_of, key=natural):
         names[kind_of[node][0]].append(node)
-    return dict(names), notes
+    kinds = sorted(names.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [KindOfNodes(gpus=[*gpus], driver=d, arch=arch, names=nodes) for (gpus, d, arch), nodes in kinds], notes
 
 
-def _of_csv(path: Path) -> Iterator[tuple[str, NodeKind, str]]:
+def _of_csv(path: Path) -> Iterator[tuple[str, _Kind, str]]:
     """Yield each line of a table, with the node that it names; a line of a host list for each of its nodes."""
     try:
         content = safe_files.read_whole(path).decode()
@@ -85,7 +89,7 @@ def _of_csv(path: Path) -> Iterator[tuple[str, NodeKind, str]]:
         refuse(f"{path} is not CSV: {error}", _FIX)
 
 
-def _csv_row(row: dict[str | None, str | None]) -> tuple[NodeKind, list[str]]:
+def _csv_row(row: dict[str | None, str | None]) -> tuple[_Kind, list[str]]:
     values = {name: (row.get(name) or "").strip() for name in (*_NEEDED, "arch")}
     if None in row or not all(values[name] for name in _NEEDED):
         refuse("a line needs a node, a GPU and a driver, and no more than the header names", _FIX)
@@ -95,22 +99,13 @@ def _csv_row(row: dict[str | None, str | None]) -> tuple[NodeKind, list[str]]:
     if not DRIVER_VERSION.fullmatch(values["driver"] + ".0" * values["driver"].isdecimal()):  # a branch, 535, too
         refuse(f"{values['driver'][:20]!r} is not a driver version", "write it as nvidia-smi prints it, 570.124.06")
     gpus = tuple(gpu.strip() for gpu in values["gpu"].split("+"))
-    return NodeKind(gpus, values["driver"], arch), unfold(values["node"])
+    return (gpus, values["driver"], arch), unfold(values["node"])
 
 
 # Kinds that no choice can tell apart count once: there are seldom more than a dozen.
 MOST_KINDS: Final = 40
 # A cell that runs as it is is better than one that needs minor-version compatibility, or a package on each node.
 _QUALITY: Final = {OK: 2, MINOR: 1, FORWARD: 0}
-
-
-class KindOfNodes(Row, frozen=True, kw_only=True):
-    """Nodes that are alike in GPU, driver and host architecture."""
-
-    gpus: list[str]
-    driver: str
-    arch: str
-    names: list[str]
 
 
 class PlannedCell(Row, frozen=True, kw_only=True):
@@ -151,9 +146,8 @@ _Verdicts = dict[Cell, dict[int, str]]
 
 def plan(matrix: Matrix, inventory: Inventory, wish: Query) -> FleetPlan:
     """Return the plan for a wish (torch, variant, cuda, python). Raise ConfigError for too many kinds of nodes."""
-    names, notes = inventory
-    kinds = sorted(names, key=lambda kind: (-len(names[kind]), kind))
-    asked = (wish.replace(driver=kind.driver, gpus=[*kind.gpus], arch=kind.arch) for kind in kinds)
+    kinds, notes = inventory
+    asked = (wish.replace(driver=kind.driver, gpus=kind.gpus, arch=kind.arch) for kind in kinds)
     queries, taken = zip(*(whole_driver(Facts(matrix), query) for query in asked), strict=True)
     unknown = {place: gpu for place, kind in enumerate(kinds) for gpu in kind.gpus if find_gpu(matrix, gpu) is None}
     verdicts = _verdicts(matrix, {place: query for place, query in enumerate(queries) if place not in unknown})
@@ -161,9 +155,9 @@ def plan(matrix: Matrix, inventory: Inventory, wish: Query) -> FleetPlan:
     covered = {place for places in verdicts.values() for place in places}
     return FleetPlan(
         wanted={name: value for name in ("torch", "variant", "cuda", "python") if (value := getattr(wish, name))},
-        nodes=sum(map(len, names.values())),
-        kinds=[KindOfNodes(gpus=[*k.gpus], driver=k.driver, arch=k.arch, names=names[k]) for k in kinds],
-        cells=_planned(cells, verdicts, [len(names[kind]) for kind in kinds]),
+        nodes=sum(len(kind.names) for kind in kinds),
+        kinds=kinds,
+        cells=_planned(cells, verdicts, [len(kind.names) for kind in kinds]),
         uncovered=[
             _uncovered(matrix, place, query, unknown.get(place))
             for place, query in enumerate(queries)

@@ -141,11 +141,8 @@ def test_a_node_in_a_table_and_in_a_report_is_what_its_report_says(tmp_path: Pat
     table = tmp_path / "t.csv"
     table.write_text("node,gpu,driver\nn[1-3],L40S,535.183.01\n")
     reports = write(tmp_path / "r", node_report("n2"), node_report("n4"), node_report("cpu", "cpu"))
-    names, notes = of_places([table, reports])
-    assert {kind.gpus: nodes for kind, nodes in names.items()} == {
-        ("L40S",): ["n1", "n3"],
-        ("NVIDIA H200",): ["n2", "n4"],
-    }
+    kinds, notes = of_places([table, reports])
+    assert [(kind.gpus, kind.names) for kind in kinds] == [(["L40S"], ["n1", "n3"]), (["NVIDIA H200"], ["n2", "n4"])]
     assert len(notes) == 1
     (tmp_path / "junk.json").write_text("junk")
     with pytest.raises(ConfigError, match=r"no node with a GPU and a driver in .*: .*junk\.json is not JSON"):
