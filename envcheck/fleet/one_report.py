@@ -8,17 +8,15 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from envcheck.errors import ConfigError, refuse
 from envcheck.reports.phrases import number
 from envcheck.reports.redact import UNKEYED
-from envcheck.runner.schema import GroupFacts
-
-CheckStatus = Literal["pass", "warn", "fail", "skip", "error"]
+from envcheck.runner.schema import GroupFacts, Status, VerdictStatus
 
 
 class _ReadValue(msgspec.Struct):
@@ -56,7 +54,7 @@ class _DetailsPart(msgspec.Struct):
 
 class _OutcomePart(msgspec.Struct):
     id: str
-    status: CheckStatus
+    status: Status
     summary: str = ""
     value: Any = None
     unit: str = ""
@@ -70,7 +68,7 @@ class _TargetPart(msgspec.Struct):
 
 
 class _VerdictPart(msgspec.Struct):
-    status: Literal["pass", "fail", "error"]
+    status: VerdictStatus
     sentence: str = ""
     exit_code: int = 0
 
@@ -125,7 +123,7 @@ class CheckValue(msgspec.Struct, frozen=True, gc=False):
     """What a check came to on a node; `value` None for what is no number, `gpu` the UUID that it is about, or ""."""
 
     check: str
-    status: CheckStatus
+    status: Status
     value: float | None
     unit: str
     code: str
@@ -150,7 +148,7 @@ class NodeReport(NamedTuple):
     node: str
     started: float | None
     ended: float | None
-    status: Literal["pass", "fail", "error"]
+    status: VerdictStatus
     why: str
     gpu: str
     gpus: tuple[str, ...]
@@ -255,9 +253,7 @@ def _reading(document: _ReportPart, digest: bytes, stem: str) -> NodeReport:
         driver=_string(_value(signals, "driver.version")),
         arch=sys.intern(host.arch[:_LONGEST_TEXT]),
         checks=checks,
-        configuration=_configuration(
-            signals, [gpu.signals for gpu in gpus], document.environment, document.target.image_id
-        ),
+        configuration=_configuration(document),
         group=_digest(msgspec.json.encode([group.run, group.nodes])) if group else b"",
         member=group.node if group else "",
         excusable=group is not None and not _doubt(as_passed, [check for check in checks if check.check != FORMED]),
@@ -337,9 +333,9 @@ def _check(outcome: _OutcomePart) -> CheckValue:
     )
 
 
-def _status(document: _ReportPart, checks: Sequence[CheckValue]) -> tuple[Literal["pass", "fail", "error"], str]:
+def _status(document: _ReportPart, checks: Sequence[CheckValue]) -> tuple[VerdictStatus, str]:
     """Return what the node may count as, and why: a failure stays one, and a pass needs everything to agree with it."""
-    kinds: tuple[Literal["fail", "error"], ...] = ("fail", "error")
+    kinds: tuple[VerdictStatus, ...] = ("fail", "error")
     for status in kinds:
         named = [check.check for check in checks if check.status == status]
         if document.verdict.status == status or named:
@@ -401,10 +397,9 @@ _STEERING: Final = ("NCCL_", "CUDA_", "UCX_", "FI_", "TORCH_", "PYTORCH_", "OMP_
 _OWN: Final = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID")
 
 
-def _configuration(
-    host: _Signals, gpus: Iterable[_Signals], environment: Mapping[str, Any], image: Any
-) -> dict[str, str]:
+def _configuration(document: _ReportPart) -> dict[str, str]:
     """Return the configuration by signal, as text; what was not read is not there, and no drift."""
+    host = document.snapshot.signals
     held = {name: _value(host, name) for name in _HOST_SIGNALS}
     # Memory as the kernel counts it differs by a few pages between nodes of one kind.
     for name in ("host.memory_total", "shm.total"):
@@ -412,13 +407,13 @@ def _configuration(
         if amount is not None:
             held[name] = f"{amount / (1 << 30):.0f} GiB"
     for name in _GPU_SIGNALS:
-        values = {_text(value) for gpu in gpus if (value := _value(gpu, name)) is not None}
+        values = {_text(value) for gpu in document.snapshot.gpus if (value := _value(gpu.signals, name)) is not None}
         held[f"gpu.{name}"] = " and ".join(sorted(values)) or None
-    held |= {name: environment.get(name) for name in ("torch", "cuda", "cudnn", "nccl", "python")}
+    held |= {name: document.environment.get(name) for name in ("torch", "cuda", "cudnn", "nccl", "python")}
     variables = _value(host, "env")
     if isinstance(variables, dict):
         held |= {f"env.{n}": v for n, v in variables.items() if n.startswith(_STEERING) and n not in _OWN}
-    held["image"] = image
+    held["image"] = document.target.image_id
     return {sys.intern(name): sys.intern(_text(value)) for name, value in held.items() if value is not None}
 
 

@@ -23,11 +23,6 @@ class SlurmNode(NamedTuple):
     state: str
     reason: str
 
-    @property
-    def others(self) -> bool:
-        """Tell whether somebody else has drained it."""
-        return "drain" in self.state and not self.reason.startswith(OWN)
-
 
 def drain(node: str, reason: str, percent: float) -> str:
     """Drain a node; return "", or why it was left as it is. Raises OSError where Slurm does not answer.
@@ -36,11 +31,9 @@ def drain(node: str, reason: str, percent: float) -> str:
     it back, so that never more than the limit stay drained. What somebody else has drained meanwhile stays so.
     """
     rows = nodes()
-    other = next((row for row in rows if row.name == node and row.others), None)
-    if other is not None:
-        return f"it is drained already: {other.reason}"
-    if any(row.name == node and "drain" in row.state for row in rows):
-        return ""
+    drained = next((row for row in rows if row.name == node and "drain" in row.state), None)
+    if drained is not None:
+        return "" if drained.reason.startswith(OWN) else f"it is drained already: {drained.reason}"
     refused = over_limit(rows, node, percent, 1)
     if not refused:
         _tool("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
@@ -57,7 +50,8 @@ def resume(node: str) -> str:
     if here is None:
         return f"Slurm knows no node {node}; give its name in SLURMD_NODENAME"
     if not here.reason.startswith(OWN):
-        return f"it is {here.state}: {here.reason}" if here.others else f"it is {here.state}, envcheck did not drain it"
+        why = f": {here.reason}" if "drain" in here.state else ", envcheck did not drain it"
+        return f"it is {here.state}{why}"
     _tool("scontrol", "update", f"nodename={node}", "state=resume")
     return ""
 

@@ -15,9 +15,8 @@ from envcheck.fleet.groups import CLOCK_SLACK, ConfigurationDrift, FleetGroup, O
 from envcheck.fleet.hostlist import fold, is_name, natural
 from envcheck.fleet.one_report import BY_SEVERITY, OTHER_NODE, NodeReport
 from envcheck.reports.redact import UNKEYED
-from envcheck.runner.schema import Row
+from envcheck.runner.schema import Row, VerdictStatus
 
-FleetStatus = Literal["pass", "fail", "error"]
 NodeState = Literal["pass", "fail", "error", "missing", "stale"]
 BadState = Literal["fail", "error", "missing", "stale"]
 # The states that are no pass, the worst first.
@@ -64,7 +63,7 @@ class FleetBlame(Row, frozen=True, kw_only=True):
 class FleetVerdict(Row, frozen=True, kw_only=True):
     """What the fleet came to; `good` is a Slurm host list of the nodes to use now."""
 
-    status: FleetStatus
+    status: VerdictStatus
     exit_code: int
     good: str
     blame: list[FleetBlame]
@@ -276,13 +275,13 @@ def _verdict(
     good = {node for node, state in state_of.items() if state.state == "pass"} & set(expected or state_of) - left_out
     undetermined = counts["error"] + counts["missing"] + counts["stale"]
     code = 1 if counts["fail"] or left_out else 3 if undetermined or not counts["pass"] else 0
-    status: FleetStatus = "fail" if code == 1 else "error" if code else "pass"
+    status: VerdictStatus = "fail" if code == 1 else "error" if code else "pass"
     return FleetVerdict(
         status=status, exit_code=code, good=fold(good), blame=blame, sentence=_sentence(counts, len(left_out), status)
     )
 
 
-def _sentence(counts: Counter[NodeState], deviant: int, status: FleetStatus) -> str:
+def _sentence(counts: Counter[NodeState], deviant: int, status: VerdictStatus) -> str:
     total = counts.total()
     parts = [f"{counts['pass']:,} of {total:,} nodes passed"]
     parts += [f"{counts[state]:,} {word}" for state, word in WORDS.items() if counts[state]]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from msgspec import structs
 
@@ -13,24 +13,6 @@ from envcheck.runner import judging
 from envcheck.runner.outcomes import as_finding
 from envcheck.runner.schema import FindingRow, GroupFacts, OutcomeRow
 from envcheck.runner.worker import group_ending
-
-# In what the ranks' environments must be alike: an older torch speaks to a newer one, and measures something else.
-ALIKE: Final = ("torch", "cuda", "nccl", "backend")
-
-
-def ready(facts: Mapping[str, Any], ranks: int, ports: Sequence[int], seed: int) -> dict[str, Any]:
-    """Return what a node says once its torch is imported; the first one's ports and seed are for all."""
-    gpus = int(facts.get("device_count") or 0)
-    return {
-        "ranks": ranks,
-        "torch": str(facts.get("torch", "")),
-        "cuda": str(facts.get("cuda") or "none"),
-        "nccl": str(facts.get("nccl") or "none"),
-        "backend": "nccl" if gpus else "gloo",
-        "error": str(facts.get("error", "")),
-        "ports": list(ports),
-        "seed": seed,
-    }
 
 
 def broken(parts: Mapping[int, Mapping[str, Any]], lost: Mapping[int, str], names: Sequence[str]) -> str:

@@ -133,16 +133,24 @@ class GroupSession:
             yield event
 
     def _ready(self, facts: Event, directory: Path) -> None:
-        ranks = int(facts.get("device_count") or self._processes)
-        ports = free_ports(len(self.checks)) if self.node == 0 else []
-        seed = int.from_bytes(os.urandom(4), "little") % 1_000_000
-        answer = outcome.ready(facts, ranks, ports, seed)
+        gpus = int(facts.get("device_count") or 0)
+        answer = {
+            "ranks": gpus or self._processes,
+            "torch": str(facts.get("torch", "")),
+            "cuda": str(facts.get("cuda") or "none"),
+            "nccl": str(facts.get("nccl") or "none"),
+            "backend": "nccl" if gpus else "gloo",
+            "error": str(facts.get("error", "")),
+            # The first one's are for all.
+            "ports": free_ports(len(self.checks)) if self.node == 0 else [],
+            "seed": int.from_bytes(os.urandom(4), "little") % 1_000_000,
+        }
         parts, lost = self.member.exchange(f"{self._rounds} ready", answer, trouble=bool(answer["error"]))
         if why := outcome.broken(parts, lost, self.names):
             raise LostGroupError(why)
         facts_of = {self.names[node]: part for node, part in sorted(parts.items())}
-        unlike = differences(facts_of, outcome.ALIKE)
-        if unlike:
+        # An older torch speaks to a newer one, and measures something else.
+        if unlike := differences(facts_of, ("torch", "cuda", "nccl", "backend")):
             refuse(f"the nodes' environments differ: {unlike}", "give --python the same environment on all nodes")
         first = parts[0]
         self._ranks = [int(parts[node]["ranks"]) for node in range(len(self.names))]
@@ -208,9 +216,9 @@ def met(run: Run, place: Membership, name: str, processes: int, wait: float) -> 
         try:
             member = GroupMember.join(hello, place.address, place.port, wait)
         except NotFormedError as error:
-            why, fix = error.message, error.fix or ""
+            why, code = error.message, "group.not-formed"
             run.known[FORMED] = OutcomeRow(
-                id=FORMED, kind="env", status="error", summary=why, remedy=fix, code="group.not-formed"
+                id=FORMED, kind="env", status="error", summary=why, remedy=error.fix, code=code
             )
             run.ended = now()
             yield False
