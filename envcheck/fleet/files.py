@@ -35,22 +35,21 @@ class FleetFile(NamedTuple):
 
 def read_files(places: Iterable[Path]) -> list[FleetFile]:
     """Read the named files and every *.json below the named directories, each once, but those that begin with a dot."""
-    files: dict[str, FleetFile] = {}
+    files = []
     reports: dict[bytes, NodeReport] = {}
     configurations: dict[tuple[str, ...], dict[str, str]] = {}
     checks: dict[CheckValue, CheckValue] = {}
-    for path in map(os.path.abspath, _paths(places)):
-        if path not in files:
-            file = files[path] = _read_file(path)
-            if file.report:
-                # Copies of a report are one, most nodes are configured alike, and most checks come to the same.
-                alike = file.report.configuration
-                alike = configurations.setdefault((*alike, *alike.values()), alike)
-                values = tuple(checks.setdefault(value, value) for value in file.report.checks)
-                report = file.report._replace(configuration=alike, checks=values)
-                same = reports.setdefault(report.digest, report)
-                files[path] = file._replace(report=same)
-    return [*files.values()]
+    for path in dict.fromkeys(map(os.path.abspath, _paths(places))):
+        file = _read_file(path)
+        if file.report:
+            # Copies of a report are one, most nodes are configured alike, and most checks come to the same.
+            alike = file.report.configuration
+            alike = configurations.setdefault((*alike, *alike.values()), alike)
+            values = tuple(checks.setdefault(value, value) for value in file.report.checks)
+            report = file.report._replace(configuration=alike, checks=values)
+            file = file._replace(report=reports.setdefault(report.digest, report))
+        files.append(file)
+    return files
 
 
 def _paths(places: Iterable[Path]) -> Iterator[str]:

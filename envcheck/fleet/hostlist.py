@@ -64,9 +64,9 @@ def fold(names: Iterable[str]) -> str:
     return ",".join(entry for _, entry in sorted(entries))
 
 
-def natural(name: str) -> tuple[object, ...]:
+def natural(name: str) -> str:
     """Return the key that sorts names as people count: n2 before n10."""
-    return tuple((int(part), part) if part.isdigit() else (-1, part) for part in re.split(r"([0-9]{1,18})", name))
+    return re.sub(r"[0-9]{1,18}", lambda number: number[0].zfill(18), name)
 
 
 def _bracketed(digits: list[str]) -> str:

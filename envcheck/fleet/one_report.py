@@ -160,7 +160,7 @@ class NodeReport(NamedTuple):
     group: bytes
     member: str
     excusable: bool
-    blamed: dict[str, str]
+    blamed: tuple[tuple[str, str], ...]
 
     @property
     def last(self) -> float | None:
@@ -257,17 +257,17 @@ def _reading(document: _ReportPart, digest: bytes, stem: str) -> NodeReport:
         group=_digest(msgspec.json.encode([group.run, group.nodes])) if group else b"",
         member=group.node if group else "",
         excusable=group is not None and not _doubt(as_passed, [check for check in checks if check.check != FORMED]),
-        blamed=_blamed(document, group) if group and whole else {},
+        blamed=_blamed(document, group) if group and whole else (),
     )
 
 
-def _blamed(document: _ReportPart, group: GroupFacts) -> dict[str, str]:
+def _blamed(document: _ReportPart, group: GroupFacts) -> tuple[tuple[str, str], ...]:
     why: dict[str, list[str]] = {}
     # host-2 of one report is not that of another.
     for outcome in () if _alone(document, *group.nodes) else document.outcomes:
         for node in nodes_of(outcome.culprit, group) if outcome.status in ("fail", "error") else ():
             why.setdefault(group.nodes[node], []).append(f"{outcome.id}: {outcome.summary[:_LONGEST_TEXT]}")
-    return {node: "; ".join(reasons) for node, reasons in why.items()}
+    return tuple((node, "; ".join(reasons)) for node, reasons in why.items())
 
 
 def nodes_of(culprit: str, group: GroupFacts) -> set[int]:

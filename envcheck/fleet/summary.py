@@ -1,6 +1,7 @@
 """One answer for a fleet: of each node the newest report counts, and a doubt is never a pass."""
 
 import datetime as dt
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -100,16 +101,17 @@ def states(
     files: Iterable[FleetFile], now: float, max_age: float, expected: Collection[str] = ()
 ) -> dict[str, StateOfNode]:
     """Return the state of every node that has a file or is expected. `max_age` in seconds."""
-    by_node: dict[str, list[FleetFile]] = defaultdict(list)
+    newest: dict[str, FleetFile] = {}
     for file in files:
         if file.node:
-            by_node[file.node].append(file)
-    newest = {
-        node: max(seen, key=lambda one: (one.at, BY_SEVERITY.index(one.report.status if one.report else "error")))
-        for node, seen in by_node.items()
-    }
+            newest[file.node] = max(newest.get(file.node, file), file, key=_order)
     state_of = {node: _state(file, now, max_age) for node, file in newest.items()}
     return state_of | {node: StateOfNode("missing", "no report") for node in expected if node not in state_of}
+
+
+def _order(file: FleetFile) -> tuple[float, int]:
+    """Return what orders the files of a node: of two of one moment the worse is the later."""
+    return file.at, BY_SEVERITY.index(file.report.status if file.report else "error")
 
 
 def under_one_name(files: Sequence[FleetFile], expected: Collection[str] = ()) -> list[FleetFile]:
@@ -117,15 +119,17 @@ def under_one_name(files: Sequence[FleetFile], expected: Collection[str] = ()) -
 
     Names with two domains may be two nodes, two names that are expected are, and they stay as they are.
     """
-    alike: dict[str, set[str]] = defaultdict(set)
-    for name in {file.node for file in files if file.node}.union(expected):
-        alike[name.partition(".")[0].lower()].add(name)
+
+    def short(name: str) -> str:
+        return name.partition(".")[0].lower()
+
     called: dict[str, str] = {}
-    for names in alike.values():
+    for _, alike in itertools.groupby(sorted({file.node for file in files}.union(expected), key=short), short):
+        names = {*alike}
         domains = {name.lower() for name in names if "." in name}
-        if len(domains) <= 1 and len(names.intersection(expected)) <= 1:
+        if len(names) > 1 and len(domains) <= 1 and len(names.intersection(expected)) <= 1:
             called |= dict.fromkeys(names, min(names, key=lambda name: (name not in expected, len(name), name)))
-    return [file._replace(node=called.get(file.node, file.node)) for file in files]
+    return [file._replace(node=called[file.node]) if file.node in called else file for file in files]
 
 
 def with_groups(files: Sequence[FleetFile]) -> list[FleetFile]:
@@ -142,7 +146,7 @@ def with_groups(files: Sequence[FleetFile]) -> list[FleetFile]:
         # A copy of the file was written later than what it says happened.
         FleetFile(file.path, min(file.modified, whole.last or file.modified), node, None, f"says of it: {why}")
         for file, whole in reports
-        for node, why in whole.blamed.items()
+        for node, why in whole.blamed
         if not any(_of_one_run(report, whole) for report in members[whole.group, node])
     ]
     return [_told(file, groups) if file.report and file.report.group else file for file in files] + lost
@@ -152,7 +156,7 @@ def _told(file: FleetFile, groups: Mapping[tuple[Path, bytes], NodeReport]) -> F
     report = file.report
     whole = groups.get((Path(file.path).parent, report.group)) if report and report.status == "error" else None
     if report and whole and _of_one_run(report, whole):
-        why = whole.blamed.get(report.member, "")
+        why = dict(whole.blamed).get(report.member)
         if why:
             return file._replace(report=report._replace(why=why))
         if report.excusable and {check.code for check in report.checks if check.status == "error"} == {OTHER_NODE}:
