@@ -246,7 +246,7 @@ def summarize(files: Sequence[FleetFile], question: FleetQuestion) -> FleetAnswe
         drift=drift,
         outliers=outliers,
         unread=[UnreadFile(file=f.path, node=f.node, reason=f.note) for f in files if f.report is None],
-        notes=[*notes(files, question), *gpu_notes(current)],
+        notes=[*_notes(files, current, question)],
         verdict=_verdict(node_states, blame, deviant if question.strict else set(), question.expected),
     )
     return FleetAnswer(report, node_states)
@@ -294,8 +294,8 @@ def _sentence(counts: Counter[NodeState], deviant: int, status: VerdictStatus) -
     return f"{head}: {', '.join(parts)}" if total else "UNDETERMINED: no file is a report"
 
 
-def notes(files: Sequence[FleetFile], question: FleetQuestion) -> Iterator[str]:
-    """Yield which places have no file, and which nodes reported that nobody expects."""
+def _notes(files: Sequence[FleetFile], current: Iterable[FleetFile], question: FleetQuestion) -> Iterator[str]:
+    """Yield places without a file, nodes that nobody expects or that alone lack a GPU, and GPUs that two nodes have."""
     for place in question.places:
         if place.is_dir() and not any(Path(file.path).is_relative_to(place.absolute()) for file in files):
             yield f"{place}: no *.json in it; write reports with `envcheck run --output DIR/`"
@@ -303,13 +303,9 @@ def notes(files: Sequence[FleetFile], question: FleetQuestion) -> Iterator[str]:
     if question.expected and unexpected:
         names = fold(filter(is_name, unexpected)) or "names of no host"
         yield f"--expect does not name {counted(len(unexpected), 'node')} that reported: {names}"
-
-
-def gpu_notes(files: Iterable[FleetFile]) -> Iterator[str]:
-    """Yield which nodes have no GPU where others have one, and the GPUs that are in the reports of two nodes."""
     nodes_of: dict[str, list[str]] = defaultdict(list)
     without, others = [], 0
-    for file in files:
+    for file in current:
         gpus = file.report.gpus if file.report else ()
         others += bool(gpus)
         without += [file.node] if file.report and not gpus and is_name(file.node) else []

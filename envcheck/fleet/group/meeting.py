@@ -11,7 +11,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import msgspec
@@ -127,8 +127,7 @@ class Coordinator:
     async def _lead(self) -> None:
         """Do what time brings: beats, and the end of the wait."""
         while not self._ended.is_set():
-            for peer in self._peers.values():
-                _send(peer.writer, {"beat": True})
+            self._tell({"beat": True})
             left = self._until - time.monotonic()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), BEAT if self._begun else max(0.0, min(BEAT, left)))
@@ -177,20 +176,19 @@ class Coordinator:
         first = self._first
         if hello.run != first.run:
             name, run, own = membership.short(hello.name), membership.short(hello.run), membership.short(first.run)
-            _send(writer, {"refused": f"{name} is of run {run!r}, and {first.name} leads run {own!r} at this port"})
-            return None
-        if self._begun:
-            _send(writer, {"unformed": "the group began without this node"})
-            return None
-        why = membership.refusal(first, hello, {node: peer.hello for node, peer in self._peers.items()})
-        if why:
-            _send(writer, {"refused": why})
-            self._end({"refused": why})
-            return None
-        self._peers[hello.node] = _Peer(writer, hello)
-        if len(self._peers) == self._first.nodes:
-            self._begin()
-        return hello.node
+            answer = {"refused": f"{name} is of run {run!r}, and {first.name} leads run {own!r} at this port"}
+        elif self._begun:
+            answer = {"unformed": "the group began without this node"}
+        elif why := membership.refusal(first, hello, {node: peer.hello for node, peer in self._peers.items()}):
+            answer = {"refused": why}
+            self._end(answer)
+        else:
+            self._peers[hello.node] = _Peer(writer, hello)
+            if len(self._peers) == first.nodes:
+                self._begin()
+            return hello.node
+        _send(writer, answer)
+        return None
 
     def _begin(self) -> None:
         """Tell all nodes who takes part, and the first at which of its addresses the others reach it."""
@@ -207,28 +205,28 @@ class Coordinator:
         live = sorted(self._peers, reverse=True)  # the first node may leave once it has its own
         if live and all(node in self._parts for node in live):
             steps = {self._parts[node][0] for node in live}
-            apart = f"nodes are at different steps: {', '.join(sorted(steps))}" if len(steps) > 1 else ""
             parts = {str(node): part for node, (step, part) in self._parts.items() if step in steps}
             lost = {str(node): why for node, why in self._lost.items()}
             self._parts = {}
             if self._stopping is not None:
                 self._stopping.cancel()
                 self._stopping = None
-            message = {"ended": apart} if apart else {"step": next(iter(steps)), "parts": parts, "lost": lost}
+            message: Message = {"step": next(iter(steps)), "parts": parts, "lost": lost}
+            if len(steps) > 1:
+                message = {"ended": f"nodes are at different steps: {', '.join(sorted(steps))}"}
             line = _line(message)  # once: with as many nodes as parts its length grows with their square
             for node in live:
                 _send(self._peers[node].writer, line)
         elif trouble and self._stopping is None:
-            self._stopping = _loop().call_later(GRACE, self._stop)
+            self._stopping = _loop().call_later(GRACE, lambda: self._tell({"stop": True}, self._parts))
 
-    def _stop(self) -> None:
+    def _tell(self, message: Message, but: Collection[int] = ()) -> None:
         for node, peer in self._peers.items():
-            if node not in self._parts:
-                _send(peer.writer, {"stop": True})
+            if node not in but:
+                _send(peer.writer, message)
 
     def _end(self, message: Message) -> None:
-        for peer in self._peers.values():
-            _send(peer.writer, message)
+        self._tell(message)
         self._ended.set()
 
 
