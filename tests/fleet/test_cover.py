@@ -140,7 +140,8 @@ def test_an_inventory_that_cannot_be_understood_is_refused_with_its_line(tmp_pat
 def test_a_node_in_a_table_and_in_a_report_is_what_its_report_says(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("node,gpu,driver\nn[1-3],L40S,535.183.01\n")
-    reports = write(tmp_path / "r", node_report("n2"), node_report("n4"), node_report("cpu", "cpu"))
+    group = node_report("group") | {"group": {"run": "7.0", "nodes": ["n2", "n4"], "ranks": [1, 1]}}
+    reports = write(tmp_path / "r", node_report("n2"), node_report("n4"), node_report("cpu", "cpu"), group)
     kinds, notes = of_places([table, reports])
     assert [(kind.gpus, kind.names) for kind in kinds] == [(["L40S"], ["n1", "n3"]), (["NVIDIA H200"], ["n2", "n4"])]
     assert len(notes) == 1

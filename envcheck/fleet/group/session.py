@@ -201,13 +201,14 @@ def chosen(only: Collection[str] = ()) -> list[CheckModule]:
 @contextlib.contextmanager
 def met(run: Run, place: Membership, name: str, processes: int, wait: float) -> Iterator[bool]:
     """Meet the other nodes within `wait` seconds and yield whether all came; the group ends with the block."""
+    checks = [check.id for check in run.asked.plan.checks]
     hello = Hello(
         run=place.run,
         node=place.node,
         nodes=place.nodes,
         name=name,
         tool=__version__,
-        plan=", ".join(check.id for check in run.asked.plan.checks),
+        plan=", ".join(checks),
     )
     leader = Coordinator(hello, place.names, place.port, wait) if place.node == 0 else None
     member: GroupMember | None = None
@@ -223,7 +224,6 @@ def met(run: Run, place: Membership, name: str, processes: int, wait: float) -> 
             run.ended = now()
             yield False
             return
-        checks = [check.id for check in run.asked.plan.checks]
         run.nodes = GroupSession(member, place.node, place.run, checks, processes)
         run.known |= {row.id: row for row in formed(member.begun)}
         yield True

@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 import zlib
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -46,12 +45,9 @@ class LaunchResult(NamedTuple):
 
 def result_of(test: GroupTest, files: Sequence[FleetFile], launched: LaunchResult) -> GroupResult:
     """Return what the reports of a test say together; a group of which a report is missing is undetermined."""
-    own = defaultdict[str, list[NodeReport]](list)
-    for file in under_one_name(files, test.nodes):
-        own[file.node] += [file.report] if file.report else []
-    by_node = {
-        node: max(own[node], key=lambda report: BY_SEVERITY.index(report.status)) for node in test.nodes if own[node]
-    }
+    read = [(file.node, file.report) for file in under_one_name(files, test.nodes) if file.report]
+    worst = dict(sorted(read, key=lambda row: BY_SEVERITY.index(row[1].status)))
+    by_node = {node: worst[node] for node in test.nodes if node in worst}
     answers = tuple(_answer(node, report, launched) for node, report in by_node.items())
     problems = [f"{Path(file.path).name}: {file.note}" for file in files if file.report is None]
     absent = ", ".join([node for node in test.nodes if node not in by_node][:_MOST_NAMED])
