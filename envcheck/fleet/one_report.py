@@ -9,7 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -78,7 +78,7 @@ class _GroupPart(GroupFacts, frozen=True, kw_only=True, forbid_unknown_fields=Fa
 
 
 class _ReportPart(msgspec.Struct):
-    schema: str
+    schema: Literal["envcheck/report/1"]
     started: str
     ended: str
     host: _HostPart
@@ -171,8 +171,6 @@ class NodeReport(NamedTuple):
 def read(content: bytes, stem: str) -> NodeReport:
     """Return what a fleet needs. Raise NotAReportError for what no run wrote, ConfigError for a broken report."""
     document, content = _decoded(content.removeprefix(b"\xef\xbb\xbf"))
-    if document.schema != _SCHEMA:
-        raise _of_other_schema(document.schema)
     try:
         return _reading(document, _digest(content), stem)
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -217,17 +215,12 @@ def _unreadable(content: bytes, error: Exception) -> Exception:
             return ConfigError("is a report that is cut off or damaged", fix=_FIX)
         valid = isinstance(error, msgspec.ValidationError)
         return NotAReportError("is not a report of envcheck" if valid else "is not JSON")
-    if schema != _SCHEMA:
-        return _of_other_schema(schema)
-    place = re.search(r" at `.{1,80}`", str(error))
-    return ConfigError(f"is a report with a missing or wrong field{place[0] if place else ''}", fix=_FIX)
-
-
-def _of_other_schema(schema: str) -> Exception:
+    if schema == _SCHEMA:
+        place = re.search(r" at `.{1,80}`", str(error))
+        return ConfigError(f"is a report with a missing or wrong field{place[0] if place else ''}", fix=_FIX)
     if schema.startswith("envcheck/report/"):
-        return ConfigError(
-            f"has the schema {schema[:40]!r}, not {_SCHEMA}", fix="use the envcheck of one version on all nodes"
-        )
+        fix = "use the envcheck of one version on all nodes"
+        return ConfigError(f"has the schema {schema[:40]!r}, not {_SCHEMA}", fix=fix)
     ours = schema.startswith("envcheck/")
     return NotAReportError(f"is a document {schema[:40]}, not of one node" if ours else "is not a report of envcheck")
 
@@ -236,7 +229,7 @@ def _reading(document: _ReportPart, digest: bytes, stem: str) -> NodeReport:
     checks = (*map(_check, document.outcomes),)
     status, why = _status(document, checks)
     host, gpus, signals = document.host, document.snapshot.gpus, document.snapshot.signals
-    as_passed, group = msgspec.structs.replace(document, verdict=_VerdictPart("pass")), document.group
+    group = document.group
     whole = group is not None and not group.node
     named = "" if _alone(document, host.place.node or host.name) else _node(host)
     models = {_string(_value(gpu.signals, "name")) for gpu in gpus}
@@ -256,7 +249,7 @@ def _reading(document: _ReportPart, digest: bytes, stem: str) -> NodeReport:
         configuration=_configuration(document),
         group=_digest(msgspec.json.encode([group.run, group.nodes])) if group else b"",
         member=group.node if group else "",
-        excusable=group is not None and not _doubt(as_passed, [check for check in checks if check.check != FORMED]),
+        excusable=group is not None and not _doubt(document, [check for check in checks if check.check != FORMED]),
         blamed=_blamed(document, group) if group and whole else (),
     )
 
@@ -341,18 +334,18 @@ def _status(document: _ReportPart, checks: Sequence[CheckValue]) -> tuple[Verdic
         if document.verdict.status == status or named:
             return status, ", ".join(named) or document.verdict.sentence[:_LONGEST_TEXT]
     doubt = _doubt(document, checks)
+    if document.verdict.exit_code:
+        doubt = f"the verdict is pass, and its exit code {document.verdict.exit_code}"
     return ("error", doubt) if doubt else ("pass", "")
 
 
 def _doubt(document: _ReportPart, checks: Sequence[CheckValue]) -> str:
-    """Return why a report whose verdict is pass is not one; "" where it is."""
+    """Return why a report without a failure is no pass, whatever its verdict; "" where it is one."""
     if not document.ended:
         return "the run did not reach its end"
     started, ended = moment(document.started), moment(document.ended)
     if started is None or ended is None or ended < started:
         return f"its times cannot be: {document.started[:40]!r} to {document.ended[:40]!r}"
-    if document.verdict.exit_code:
-        return f"the verdict is pass, and its exit code {document.verdict.exit_code}"
     odd = [o.id for o in document.outcomes if o.status in ("pass", "warn") and _not_finite(o.value)]
     if odd:
         return f"passed with a value that is not a number: {', '.join(odd)}"
