@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from envcheck import __version__
 from envcheck.cli.shared import process
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
 from envcheck.mirrors.net.waits import announced
+from envcheck.struct_types import LightRecord
 
 # The commands in the sections of --help, the groups of commands with their help, where a command is, other words.
 _TABLE: Final = msgspec.json.decode(Path(__file__).with_name("commands.json").read_bytes())
@@ -97,8 +97,7 @@ def _group(path: str, *, help: list[str], described: Mapping[str, str], **table:
 GROUPS: Final = {path: _group(path, **table) for path, table in _TABLE["groups"].items()}
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(LightRecord, frozen=True):
     """The global options."""
 
     matrix: Path | None

@@ -15,7 +15,6 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin
-from typing import get_type_hints as type_hints
 
 import click
 import msgspec
@@ -42,7 +41,7 @@ DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
 EXISTING_DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, exists=True)
 # Host architectures as people and Docker name them.
 ARCHS: Final[dict[str, _HostArch]] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
-_NUMBER: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]{0,2})")
+_NUMBER: Final = r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]{0,2})"
 
 
 class Option:
@@ -76,7 +75,8 @@ class Options:
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     def __init_subclass__(cls) -> None:
-        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        cls.__doc__ = cls.__doc__ or cls.__name__  # else dataclasses writes out every annotation
+        dataclasses.dataclass(frozen=True, kw_only=True, repr=False)(cls)
 
 
 class JsonOption(Options):
@@ -126,7 +126,7 @@ class _WithUnit(click.ParamType[float]):
         self._zero = zero
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        match = _NUMBER.fullmatch(str(value).strip())
+        match = re.fullmatch(_NUMBER, str(value).strip())
         unit = match[2] if match else ""
         factor = self.units.get(unit.upper().removesuffix("B") if self.any_case else unit, -1)
         number = float(match[1]) * factor if match else -1.0
@@ -283,10 +283,9 @@ def command_with(
             if status:
                 ctx.exit(status)
 
-        hints = type_hints(struct, include_extras=True)
         is_last = "as_json" if issubclass(struct, JsonOption) else ""
         fields = sorted(dataclasses.fields(struct), key=lambda field: field.name == is_last)
-        parameters = [_parameter(field, hints[field.name]) for field in fields]
+        parameters = [_parameter(field) for field in fields]
         names = [field.name for field in fields]
         for parameter in parameters[names.index(advanced) :] if advanced else []:
             parameter.advanced = True  # type: ignore[attr-defined]  # an _Option
@@ -295,8 +294,8 @@ def command_with(
     return decorate
 
 
-def _parameter(field: dataclasses.Field[Any], hint: Any) -> click.Parameter:
-    kind, mark = get_args(hint)
+def _parameter(field: dataclasses.Field[Any]) -> click.Parameter:
+    kind, mark = get_args(field.type)
     repeated = get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis
     optional = get_origin(kind) in (Union, types.UnionType)
     inner = get_args(kind)[0] if repeated or optional else kind  # `X | None` has X first

@@ -192,16 +192,19 @@ def test_another_machine_is_asked_about_without_this_nodes_facts(run: Run, monke
     assert answer["read_here"] == {"python": "3.11", "driver": "570.124.06"}
 
 
+Filled = Callable[..., tuple[Query, dict[str, str], list[str]]]
+
+
 @pytest.fixture
-def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., this_machine.FilledQuery]:
+def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Filled:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return lambda snapshot, **axes: this_machine.fill(load(), Query(**axes), snapshot, "3.12")
 
 
-def test_an_unknown_name_is_resolved_by_its_capability(fill: Callable[..., this_machine.FilledQuery]) -> None:
+def test_an_unknown_name_is_resolved_by_its_capability(fill: Filled) -> None:
     gpu = {"name": Signal("NVIDIA X10"), "compute_capability": Signal("8.6")}
-    assert fill(node(gpu)).query.cc == ["8.6"]
-    assert fill(node(gpu)).query.gpus == []
+    query, _, _ = fill(node(gpu))
+    assert (query.cc, query.gpus) == (["8.6"], [])
 
 
 @each(
@@ -218,23 +221,21 @@ def test_an_unknown_name_is_resolved_by_its_capability(fill: Callable[..., this_
         ),
     ],
 )
-def test_a_gpu_that_cannot_be_read_is_never_left_free(
-    fill: Callable[..., this_machine.FilledQuery], snapshot: Snapshot, says: str
-) -> None:
+def test_a_gpu_that_cannot_be_read_is_never_left_free(fill: Filled, snapshot: Snapshot, says: str) -> None:
     with pytest.raises(UnavailableError, match=says):
         fill(snapshot)
 
 
-def test_a_driver_without_a_gpu_is_said(fill: Callable[..., this_machine.FilledQuery]) -> None:
-    repository = fill(node())
-    assert repository.query.variant == "cpu"
-    assert "driver 570.124.06 is loaded, but NVML lists no GPU" in repository.notes[0]
+def test_a_driver_without_a_gpu_is_said(fill: Filled) -> None:
+    query, _, notes = fill(node())
+    assert query.variant == "cpu"
+    assert "driver 570.124.06 is loaded, but NVML lists no GPU" in notes[0]
 
 
-def test_what_was_asked_for_is_kept(fill: Callable[..., this_machine.FilledQuery]) -> None:
-    repository = fill(NO_GPU, variant="cu128", python="3.13")
-    assert (repository.query.variant, repository.query.python) == ("cu128", "3.13")
-    assert "left free" in repository.notes[0]
+def test_what_was_asked_for_is_kept(fill: Filled) -> None:
+    query, _, notes = fill(NO_GPU, variant="cu128", python="3.13")
+    assert (query.variant, query.python) == ("cu128", "3.13")
+    assert "left free" in notes[0]
 
 
 def make(path: Path, text: str = "") -> Path:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envcheck.cli import cli
-from envcheck.cli.commands.resolve import _UNREAD
+from envcheck.cli.commands.mirror import _UNREAD
 from envcheck.errors import ConfigError
 from envcheck.images.pinned_files import read
 from envcheck.matrix.extensions import file as extensions

@@ -184,9 +184,9 @@ def _refuse_release(matrix: Matrix, name: str | None) -> None:
 
 def _cell_for_this_machine(matrix: Matrix, engine: str, profile: Profile | None) -> str:
     """Return the name of the published cell to build here through this mirror, and say which it is and why."""
-    node = fill(matrix, Query(), collect.identify(), active_python())
-    answer = resolve(matrix, node.query, read_here=node.read, notes=node.notes)
-    best = best_cell(matrix, [answer, resolve(matrix, node.query.replace(python=None))], engine, profile)
+    query, read, notes = fill(matrix, Query(), collect.identify(), active_python())
+    answer = resolve(matrix, query, read_here=read, notes=notes)
+    best = best_cell(matrix, [answer, resolve(matrix, query.replace(python=None))], engine, profile)
     click.echo(f"cell    {best.cell}: {best.why or 'the best published one for this machine'}", err=True)
     return str(best.cell)
 

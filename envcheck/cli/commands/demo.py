@@ -71,9 +71,9 @@ def _step(number: int, title: str) -> None:
 
 def _resolve(matrix: Matrix, *, quiet: bool) -> Resolution:
     """Print what `envcheck resolve` would, and return the answer for any Python: the image brings its own."""
-    node = fill(matrix, Query(), collect.identify(), active_python())
-    show(resolve(matrix, node.query, read_here=node.read, notes=node.notes), quiet=quiet)
-    return resolve(matrix, node.query.replace(python=None), notes=node.notes)
+    query, read, notes = fill(matrix, Query(), collect.identify(), active_python())
+    show(resolve(matrix, query, read_here=read, notes=notes), quiet=quiet)
+    return resolve(matrix, query.replace(python=None), notes=notes)
 
 
 def _answer_line(answer: Resolution, cell: Cell) -> str:

@@ -111,7 +111,7 @@ def running_here(matrix: Matrix) -> set[str]:
     from envcheck.node import collect  # most uses of these commands read no node
 
     try:
-        return _running(matrix, fill(matrix, Query(), collect.identify(), "").query.replace(python=None))
+        return _running(matrix, fill(matrix, Query(), collect.identify(), "")[0].replace(python=None))
     except (UnavailableError, ConfigError):  # of a GPU before the oldest on record, say
         return set()
 

@@ -1,4 +1,4 @@
-"""`envcheck mirror list`, `show`, `use` and `doctor`: the profiles, which one is the user's, and wrong settings."""
+"""`envcheck mirror list`, `show`, `use` and `doctor`: the profiles, the user's one, wrong settings and wrong pins."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import click
 import msgspec
 
-from envcheck import safe_files
+from envcheck import counting, safe_files
 from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_FILE, Argument, JsonOption, Option, Options, command_with
 from envcheck.cli.shared.process import print_answer, print_section, say, styled, wrapped
@@ -185,6 +185,17 @@ def doctor_(options: MirrorDoctorOptions, settings: Settings) -> int:
     return 1 if any(finding.level != "outdated" for finding in findings) else 3 if unreadable else 0
 
 
+# A requirement of torch as locks, Pipfile, pixi.toml, setup.py, setup.cfg and conda's lists write it. A keyword, a
+# module of mypy's and import_module("torch") are none.
+_UNREAD: Final = re.compile(
+    r"""(?imx) ["'](?:py)?torch\s*[\[=<>!~;]
+    | (?:requir|install|depend)\w{0,20}["']?\s{0,9}[=:]\s{0,9}(?:\{[^\[\]{}]*)?
+      \[(?:[^\[\]]|\[[\w,\ -]*\])*?["'](?:py)?torch["']
+    | ["'](?:py)?torch["']\s*:\s*["'][=<>~^*\d]
+    | ^[ \t-]*name\s*[:=]\s*"?(?:py)?torch"?\s+version\s*[:=] | "torch":\s*\{[^{}]*"version"
+    | /(?:py)?torch-\d[^\s/]*\.(?:conda|tar\.bz2)
+    | ^[ \t-]*(?:py)?torch(?:-[cg]pu)?\s*(?:=\s*["'{\d]|[=<>~!]=\s*\d)"""
+)
 _COLOURS: Final = {"danger": "red", "unreal": "yellow", "outdated": "cyan"}
 
 
@@ -214,3 +225,29 @@ def told(findings: list[doctor.DoctorFinding], *, quiet: bool) -> Iterator[str]:
         place = finding.where if finding.where == "environment" else f"{finding.where}:{finding.line}"
         yield f"{printable(place)}: {styled(finding.level, _COLOURS[finding.level])} {finding.id}"
         yield from [] if quiet else [wrapped(text, "    ", "    ") for text in (finding.what, f"fix: {finding.fix}")]
+
+
+def judge_file(path: Path, matrix: "Matrix", query: "Query", *, as_json: bool, quiet: bool) -> int:
+    """Print what the facts say about the pins of one file, and what was not judged; return the exit code."""
+    from envcheck.images.pinned_files import read
+    from envcheck.matrix.extensions import file as extensions
+    from envcheck.matrix.pinned import machine_arch, not_on_record
+
+    documents, errors = doctor.read_files([path])
+    for error in errors:
+        raise error
+    file, source = read(documents[0], machine_arch(matrix, query)), doctor.PreparedDocument(documents[0])
+    unread = None if any(pin.name == "torch" for pin in file.pins) else _UNREAD.search(source.code)
+    if unread and not file.pins and not file.bases:
+        formats = "a Dockerfile, a script, requirements, pyproject.toml, uv.lock or environment.yml"
+        refuse(f"{path} names torch, but nothing in it was read as a requirement", f"give {formats}")
+    findings = pinned(documents, matrix, query)
+    pins, bases = counting.counted(len(file.pins), "requirement"), counting.counted(len(file.bases), "image")
+    unknown = not_on_record(matrix, extensions.load(), file)
+    unknown += [f"torch of line {source.line(unread.end() - 1)} (not read)"] if unread else []
+    rest = f"; not judged: {', '.join(unknown)}" if unknown else ""
+    count = counted(findings) if file.pins or file.bases else "nothing to judge"
+    lines = [*told(findings, quiet=quiet), f"{printable(str(path))}: {pins} and {bases} read: {count}{rest}"]
+    answer = {"schema": "envcheck/pinned/1", "wanted": query, "findings": findings, "not_judged": unknown}
+    print_answer(answer, lines, as_json=as_json)
+    return 1 if any(finding.level == "unreal" for finding in findings) else 0

@@ -6,15 +6,14 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
 import click
 import msgspec
 
 from envcheck.cli import Settings
 from envcheck.cli.options import ARCHS, EXISTING_FILE, FILE, JsonOption, Option, ReleaseOptions, command_with
-from envcheck.cli.shared.process import print_answer, print_json, print_section, print_table, styled
-from envcheck.counting import counted, printable
+from envcheck.cli.shared.process import print_json, print_section, print_table, styled
 from envcheck.errors import ConfigError, UnavailableError, refuse
 from envcheck.matrix.facts.lookup import Facts, find_gpu, listed_names, other_accelerator
 from envcheck.matrix.facts.model import PYTORCH, HostArch, Matrix
@@ -28,20 +27,8 @@ if TYPE_CHECKING:
     from envcheck.matrix.extensions.answer import ExtensionResolution
     from envcheck.node.snapshot import Snapshot
 
-_VERSION: Final = re.compile(r"^version(?:_info)?\s*=\s*(3\.\d+)", re.MULTILINE)
-_NAME: Final = re.compile(r"python(3\.\d+t?)")
+_NAME: Final = r"python(3\.\d+t?)"
 _TELL: Final = "import sys; print('python3.%d%s' % (sys.version_info[1], 't' * ('t' in sys.abiflags)))"
-# A requirement of torch as locks, Pipfile, pixi.toml, setup.py, setup.cfg and conda's lists write it. A keyword, a
-# module of mypy's and import_module("torch") are none.
-_UNREAD: Final = re.compile(
-    r"""(?imx) ["'](?:py)?torch\s*[\[=<>!~;]
-    | (?:requir|install|depend)\w{0,20}["']?\s{0,9}[=:]\s{0,9}(?:\{[^\[\]{}]*)?
-      \[(?:[^\[\]]|\[[\w,\ -]*\])*?["'](?:py)?torch["']
-    | ["'](?:py)?torch["']\s*:\s*["'][=<>~^*\d]
-    | ^[ \t-]*name\s*[:=]\s*"?(?:py)?torch"?\s+version\s*[:=] | "torch":\s*\{[^{}]*"version"
-    | /(?:py)?torch-\d[^\s/]*\.(?:conda|tar\.bz2)
-    | ^[ \t-]*(?:py)?torch(?:-[cg]pu)?\s*(?:=\s*["'{\d]|[=<>~!]=\s*\d)"""
-)
 _COLOURS: Final = {"ok": "green", "driver-ok-via-minor-compat": "green", "forward-compat-required": "yellow"}
 _PLAIN: Final = {
     "ok": "the driver and the GPU are made for it, or it needs neither",
@@ -109,7 +96,9 @@ def command(options: ResolveOptions, settings: Settings) -> int:
     query, taken = whole_driver(Facts(matrix), query)
     notes += taken
     if options.from_file is not None:
-        return _judge_file(options.from_file, matrix, query, as_json=options.as_json, quiet=settings.quiet)
+        from envcheck.cli.commands.mirror import judge_file  # what reads files is not loaded for a question
+
+        return judge_file(options.from_file, matrix, query, as_json=options.as_json, quiet=settings.quiet)
     answer = resolve(matrix, query, base_cuda=options.base_cuda, read_here=read, notes=notes)
     profile = model.plain_profile(options.mirror)
     if profile is None:
@@ -131,38 +120,12 @@ def _one_by_one(matrix: Matrix, query: Query) -> Query:
     """Take a list of GPUs, "RTX 4090,H100", apart; a line of nvidia-smi's CSV, or a name on two lines, is one."""
     gpus = list[str]()
     for text in query.gpus:
-        whole = re.fullmatch(r"[-\w\s\u2122\u00ae]+", text) and find_gpu(matrix, " ".join(text.split()))
+        is_name = all(sign.isalnum() or sign.isspace() or sign in "-_\u2122\u00ae" for sign in text)
+        whole = is_name and find_gpu(matrix, " ".join(text.split()))
         for name in listed_names(" ".join(text.split()) if whole else text):
             parts = re.split(r"\s*[,;+&]\s*|\s+and\s+", name)
             gpus += parts if all(find_gpu(matrix, part) or other_accelerator(part) for part in parts) else [name]
     return query.replace(gpus=gpus)
-
-
-def _judge_file(path: Path, matrix: Matrix, query: Query, *, as_json: bool, quiet: bool) -> int:
-    from envcheck.cli.commands import mirror
-    from envcheck.images.pinned_files import read
-    from envcheck.matrix.extensions import file as extensions
-    from envcheck.matrix.pinned import machine_arch, not_on_record
-    from envcheck.mirrors.doctor import PreparedDocument, read_files
-
-    documents, errors = read_files([path])
-    for error in errors:
-        raise error
-    file, source = read(documents[0], machine_arch(matrix, query)), PreparedDocument(documents[0])
-    unread = None if any(pin.name == "torch" for pin in file.pins) else _UNREAD.search(source.code)
-    if unread and not file.pins and not file.bases:
-        formats = "a Dockerfile, a script, requirements, pyproject.toml, uv.lock or environment.yml"
-        refuse(f"{path} names torch, but nothing in it was read as a requirement", f"give {formats}")
-    findings = mirror.pinned(documents, matrix, query)
-    looked_at = f"{counted(len(file.pins), 'requirement')} and {counted(len(file.bases), 'image')} read"
-    unknown = not_on_record(matrix, extensions.load(), file)
-    unknown += [f"torch of line {source.line(unread.end() - 1)} (not read)"] if unread else []
-    rest = f"; not judged: {', '.join(unknown)}" if unknown else ""
-    count = mirror.counted(findings) if file.pins or file.bases else "nothing to judge"
-    lines = [*mirror.told(findings, quiet=quiet), f"{printable(str(path))}: {looked_at}: {count}{rest}"]
-    answer = {"schema": "envcheck/pinned/1", "wanted": query, "findings": findings, "not_judged": unknown}
-    print_answer(answer, lines, as_json=as_json)
-    return 1 if any(finding.level == "unreal" for finding in findings) else 0
 
 
 def _with_extensions(
@@ -189,16 +152,8 @@ def _with_extensions(
     return with_steps(matrix, answer, options.extensions)
 
 
-class FilledQuery(NamedTuple):
-    """A question filled in: `read` says what came off this node, `notes` what was not there."""
-
-    query: Query
-    read: dict[str, str]
-    notes: list[str]
-
-
-def fill(matrix: Matrix, query: Query, snapshot: "Snapshot", python: str) -> FilledQuery:
-    """Return `wanted` with every free axis of the machine and the Python read off this node.
+def fill(matrix: Matrix, query: Query, snapshot: "Snapshot", python: str) -> tuple[Query, dict[str, str], list[str]]:
+    """Return the query with every free axis read off this node, what was read, and notes on what was not there.
 
     Without an NVIDIA GPU that is the cpu variant, unless another variant was asked for. Raises UnavailableError for
     GPUs that cannot be identified or whose driver cannot be read: leaving those free would be a guess.
@@ -212,7 +167,7 @@ def fill(matrix: Matrix, query: Query, snapshot: "Snapshot", python: str) -> Fil
         query, read["arch"] = query.replace(arch=arch), str(arch)
     if query.variant != "cpu":
         query = _machine(matrix, query, snapshot, read, notes)
-    return FilledQuery(query, read, notes)
+    return query, read, notes
 
 
 def _machine(matrix: Matrix, query: Query, snapshot: "Snapshot", read: dict[str, str], notes: list[str]) -> Query:
@@ -261,13 +216,14 @@ def active_python(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def _version_of(executable: Path) -> str | None:
-    named = _NAME.fullmatch(executable.resolve().name)
+    named = re.fullmatch(_NAME, executable.resolve().name)
     if named is not None:
         return named[1]
     try:
-        version = _VERSION.search(executable.parent.with_name("pyvenv.cfg").read_text())
+        text = executable.parent.with_name("pyvenv.cfg").read_text()
     except (OSError, UnicodeDecodeError):
         return None
+    version = re.search(r"(?m)^version(?:_info)?\s*=\s*(3\.\d+)", text)
     return version[1] if version else None
 
 
@@ -276,7 +232,7 @@ def _asked(python: Path) -> str | None:
     from envcheck.node.subprocesses import output
 
     try:
-        told = _NAME.fullmatch(output(python, "-S", "-c", _TELL, timeout=10).strip())
+        told = re.fullmatch(_NAME, output(python, "-S", "-c", _TELL, timeout=10).strip())
     except OSError:
         return None
     return told[1] if told else None

@@ -116,7 +116,7 @@ def command(options: RunOptions, settings: Settings) -> int:
         click.echo(going_on, err=to_stderr)
     if options.dry_run:
         return 0
-    code = _run_and_report(run, places, earlier, options, replace(settings, quiet=quiet))
+    code = _run_and_report(run, places, earlier, options, structs.replace(settings, quiet=quiet))
     # The verdict is kept for `envcheck fleet gate`, unless checks were left out or names are not to be written.
     partly = options.only or options.skip or options.budget is not None or options.timeout is not None
     if not (partly or options.nameless):

@@ -80,11 +80,11 @@ class PublishOptions(Options):
 @command_with(PublishOptions)
 def publish(options: PublishOptions, settings: Settings) -> int:
     """Publish what a run of REF proved, beside the image in its registry."""
-    judge_by = None if options.policy is None else (_policy(options.policy), load_matrix(settings.matrix))
+    judge_by = None if options.policy is None else (read_policy(options.policy), load_matrix(settings.matrix))
     key = _private_key(options.key) if options.key else None
     report, reference = load_report(options.report), parse_reference(options.reference)
     by = key or _keyless(options)
-    repository = _repository(reference, options.mirror)
+    repository = open_repository(reference, load_profile(options.mirror))
     prepared = publishing.prepare(repository, reference.wanted, report, undetermined=options.undetermined)
     done = publishing.publish(repository, prepared, by)
     judged, replaced = None, list[str]()
@@ -151,11 +151,11 @@ class ProofOptions(Options):
 @command_with(ProofOptions)
 def proof(options: ProofOptions, settings: Settings) -> int:
     """List every proof beside REF: whether it holds for this node, and the reason if not."""
-    reference, policy = parse_reference(options.reference), _policy(options.policy)
+    reference, policy = parse_reference(options.reference), read_policy(options.policy) if options.policy else DEFAULT
     matrix = load_matrix(settings.matrix)
     elsewhere = any((options.gpu, options.gpus, options.driver))
     node = _node(options, matrix) if options.here or elsewhere else None
-    repository = _repository(reference, options.mirror)
+    repository = open_repository(reference, load_profile(options.mirror))
     images = remote_images(repository, reference.wanted, _architecture())
     if not images:
         refuse(f"{reference} has no image for {_architecture()}", "name an image for this platform", AbsentError)
@@ -224,9 +224,10 @@ class PullOptions(Options):
 @command_with(PullOptions)
 def pull(options: PullOptions, settings: Settings) -> int:
     """Pull the newest image that is proven for this node, by its digest."""
-    reference, policy, matrix = options.reference, _policy(options.policy), load_matrix(settings.matrix)
+    reference, policy = options.reference, read_policy(options.policy) if options.policy else DEFAULT
+    matrix = load_matrix(settings.matrix)
     by = terms(policy, _node(options, matrix), matrix)
-    repository = _repository(reference, options.mirror)
+    repository = open_repository(reference, load_profile(options.mirror))
     what = f"the images of {reference.name} are" if options.source else f"{reference.name} is"
     fewer = "; a CELL makes it fewer" if options.source and not options.what else ""
     with beating(f"{what} looked at{fewer}", quiet=settings.quiet):
@@ -343,7 +344,7 @@ class PromoteOptions(Options):
 @command_with(PromoteOptions)
 def promote(options: PromoteOptions, settings: Settings) -> int:
     """Promote an image to aliases, if its proofs meet the policy for each of the GPUs that it names."""
-    source, policy, key = options.source, _policy(options.policy), _private_key(options.key)
+    source, policy, key = options.source, read_policy(options.policy), _private_key(options.key)
     if key.public.id not in {allowed.id for allowed in policy.keys}:
         refuse(
             f"{options.key}: the policy does not name this key, so that its promotion would not count",
@@ -352,7 +353,7 @@ def promote(options: PromoteOptions, settings: Settings) -> int:
     by = terms(policy, None, load_matrix(settings.matrix))
     for named in policy.promoted_on:
         _refuse_unknown_gpu(named.gpu, f"{options.policy}: promote.gpus", by.matrix)
-    repository = _repository(source, options.mirror)
+    repository = open_repository(source, load_profile(options.mirror))
     gates = choosing.gate(repository, source.wanted, by)
     met = all(gate.refused is None for gate in gates)
     moves = met and not options.plan_only
@@ -394,14 +395,6 @@ def _refuse_unknown_gpu(name: str, where: str, matrix: Matrix) -> None:
 
 def _architecture() -> str:
     return ARCHS.get(platform.machine(), platform.machine())
-
-
-def _repository(reference: ImageReference, mirror: str) -> Repository:
-    return open_repository(reference, load_profile(mirror))
-
-
-def _policy(path: Path | None) -> Policy:
-    return DEFAULT if path is None else read_policy(path)
 
 
 def terms(policy: Policy, node: NodeFacts | None, matrix: Matrix) -> ProofTerms:

@@ -23,7 +23,6 @@ from envcheck.matrix.facts.model import (
 )
 
 READ_CC: Final = "`nvidia-smi --query-gpu=compute_cap --format=csv,noheader`"
-_UNNAMED: Final = re.compile(r"NVIDIA Corporation Device [0-9a-f]{4}", re.IGNORECASE)
 # NVIDIA's wheels of CUDA 13 and later hold nvcc with all that it starts; those of 11 and 12 lack cicc and cudafe++.
 _WHEELS_WITH_NVCC: Final = 13
 _SM: Final = re.compile(r"(?:sm_|compute_)?(?:(?P<dotted>\d+\.\d)|(?P<digits>\d{2,3}))(?P<exact>[a-z]?)")
@@ -121,7 +120,7 @@ class Facts:
         gpu = find_gpu(self.matrix, name)
         if gpu is None:
             hint = hint_of(self.matrix, name)
-            if _UNNAMED.search(name):
+            if re.search(r"(?i)NVIDIA Corporation Device [0-9a-f]{4}", name):
                 hint = "lspci's PCI database does not list this GPU: run `update-pciids`, or use nvidia-smi's name"
             refuse(f"no GPU named {name!r} in the matrix", f"{hint} (or give --cc; {READ_CC} prints it)")
         return Device(gpu.name, gpu.cc, gpu.architecture, gpu.datacenter or is_vgpu(name), gpu, gpu.verified)
@@ -196,8 +195,7 @@ _ASIDE: Final = re.compile(
 # with -nn the vendor and device ids follow in brackets of their own.
 _BRACKETS: Final = re.compile(r"\[([^\]]+)\]")
 # A class is "[0302]"; B200 is no id of four hexadecimal digits.
-_PCI_ID: Final = re.compile(r"0\d{3}|[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
-_REVISION: Final = re.compile(r"\s+Rev\. \w+$")
+_PCI_ID: Final = r"0\d{3}|[0-9a-fA-F]{4}:[0-9a-fA-F]{4}"
 # People and schedulers count: 4xA100, "8 x H100", a100:4.
 _COUNT: Final = re.compile(r"^\s*\d{1,3} ?[xX*\u00d7] ?(?=\D|\d{4})|(?:(?:(?<=\d)|\s)[xX*\u00d7] ?|:)\d{1,3}\s*$")
 # `nvidia-smi -L` puts the index before the name and the UUID behind it.
@@ -209,8 +207,6 @@ _CUT: Final = re.compile(r"( [A-Za-z]*)?\.{3}$")
 
 # A GeForce series is the first two of four digits.
 _GEFORCE: Final = 4
-_NUMBER: Final = re.compile(r"([A-Z]*)(\d+)")
-
 
 # Apple's chips; NVIDIA's boards of 2015 are "Tesla M4" and "Tesla M6".
 _APPLE: Final = re.compile(r"\s*M[1-9]\s*", re.IGNORECASE)
@@ -312,9 +308,9 @@ def product_name(name: str) -> str:
     listed = _LISTED.fullmatch(name.strip()) or _ROW.fullmatch(name.strip())
     if listed is not None:
         return _ASIDE.sub("", listed["name"])
-    brackets = [text for text in _BRACKETS.findall(name) if not _PCI_ID.fullmatch(text)]
+    brackets = [text for text in _BRACKETS.findall(name) if not re.fullmatch(_PCI_ID, text)]
     lspci = brackets and "NVIDIA" in name.upper()
-    return _ASIDE.sub("", _REVISION.sub("", brackets[-1]) if lspci else _COUNT.sub("", name)).strip()
+    return _ASIDE.sub("", re.sub(r"\s+Rev\. \w+$", "", brackets[-1]) if lspci else _COUNT.sub("", name)).strip()
 
 
 def listed_names(text: str) -> list[str]:
@@ -343,7 +339,7 @@ def hint_of(matrix: Matrix, name: str) -> str:
 
 def _one_generation(model: str, alias: str) -> bool:
     """Return whether two keys have one number of four digits, or the same letters and a series."""
-    numbers = _NUMBER.search(model), _NUMBER.search(alias)
+    numbers = [re.search(r"([A-Z]*)(\d+)", name) for name in (model, alias)]
     if numbers[0] is None or numbers[1] is None:
         return True
     (letters, one), (others, other) = (found.groups() for found in numbers if found)
@@ -373,12 +369,9 @@ class OtherAccelerator(msgspec.Struct, frozen=True):
     arch: HostArch = "x86_64"
 
 
-_NVIDIA: Final = re.compile(r"\b(NVIDIA|TESLA|QUADRO|GEFORCE)\b", re.IGNORECASE)
-
-
 def other_accelerator(name: str) -> OtherAccelerator | None:
     """Return what a name that is not in the matrix is, if it is no discrete NVIDIA GPU; or None."""
     path = Path(__file__).parents[1] / "other_accelerators.json"
     jetson, *others = msgspec.json.decode(path.read_bytes(), type=list[OtherAccelerator])
-    known = [jetson] if _NVIDIA.search(name) else [jetson, *others]
+    known = [jetson] if re.search(r"(?i)\b(NVIDIA|TESLA|QUADRO|GEFORCE)\b", name) else [jetson, *others]
     return next((one for one in known if re.search(one.pattern, name, re.IGNORECASE)), None)

@@ -15,9 +15,7 @@ Target = Literal["runtime", "devel", "train", "jupyter"]
 # The one index that is written down (https://pytorch.org/get-started/locally/); `TorchVariant.index` is a path below.
 PYTORCH: Final = "https://download.pytorch.org"
 
-_CELL: Final = re.compile(
-    r"^torch(?P<torch>[0-9]+\.[0-9]+\.[0-9]+)-(?P<variant>cpu|cu[0-9]{3})-py(?P<python>3[0-9]+t?)$"
-)
+_CELL: Final = r"^torch(?P<torch>[0-9]+\.[0-9]+\.[0-9]+)-(?P<variant>cpu|cu[0-9]{3})-py(?P<python>3[0-9]+t?)$"
 
 
 class MatrixRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -196,7 +194,7 @@ class Cell(MatrixRow, frozen=True, kw_only=True):
     @staticmethod
     def parse(name: str) -> "Cell | None":
         """Return the cell called `name`, or None when `name` is not a cell name."""
-        axes = _CELL.match(name)
+        axes = re.match(_CELL, name)
         if axes is None:
             return None
         python = axes["python"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from envcheck.yaml_lines import YamlDocument
 
 _Row = TypeVar("_Row")
-_AT: Final = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key in )?(?P<path>[^`]*)`)?", re.DOTALL)
+_AT: Final = r"(?s)(?P<what>.*?)(?: - at `(?P<key>key in )?(?P<path>[^`]*)`)?"
 _MATRIX: Final = "matrix.yaml"
 _DIGEST_BYTES: Final = 32
 _FIXES: Final = (
@@ -100,7 +100,7 @@ def typed(raw: bytes, name: str, row: type[_Row], like: str = _MATRIX) -> tuple[
 
 
 def _located(error: msgspec.ValidationError, document: YamlDocument, like: str) -> ConfigError:
-    parts = _AT.fullmatch(str(error))
+    parts = re.fullmatch(_AT, str(error))
     problem, path = (parts["what"], parts["path"] or "$") if parts else (str(error), "$")
     unknown = re.search(r"unknown field `([^`]+)`", problem)
     line = document.line(f"{path}.{unknown[1]}" if unknown else path)

@@ -33,12 +33,10 @@ _CUDA: Final = re.compile(r"\d{1,2}\.\d", re.ASCII)
 _CC: Final = re.compile(r"\d{1,2}\.\d", re.ASCII)
 _PATCH: Final = re.compile(r"^(\d+\.\d+)\.\d+$", re.ASCII)
 # As nvcc, CUDA's directories and packages, and wheels write them.
-_CUDA_WORDS: Final = re.compile(
-    r"\A(?:.*\brelease |v|cuda[-_ ]?(?:toolkit-)?)(\d+)[.-](\d)\b.*", re.ASCII | re.IGNORECASE | re.DOTALL
-)
+_CUDA_WORDS: Final = r"(?ais)\A(?:.*\brelease |v|cuda[-_ ]?(?:toolkit-)?)(\d+)[.-](\d)\b.*"
 # As torch's messages, nvcc and get_device_capability() write it: sm_120, compute_120, 120, (12, 0).
-_CC_WORDS: Final = re.compile(r"(?ai)\A\(?(?:sm_?|compute_)?(?!1\d\Z)(\d{1,2}?)[., ]{0,2}(\d)[af]?\)?\Z")
-_PYTHON_WORDS: Final = re.compile(r"(?:python|py|cp) ?3\.?(\d+)", re.ASCII | re.IGNORECASE)
+_CC_WORDS: Final = r"(?ai)\A\(?(?:sm_?|compute_)?(?!1\d\Z)(\d{1,2}?)[., ]{0,2}(\d)[af]?\)?\Z"
+_PYTHON_WORDS: Final = r"(?ai)(?:python|py|cp) ?3\.?(\d+)"
 _RELEASE_FIELDS: Final = 3
 _VERSIONS: Final = ("torch", "variant", "cuda", "python", "driver")
 
@@ -70,22 +68,22 @@ def normalized(query: Query) -> Query:
     versions = {name: getattr(query, name) for name in _VERSIONS}
     stripped = {name: value.strip() for name, value in versions.items() if value is not None}
     gpus = [name for text in query.gpus for name in listed_names(text)]
-    query = query.replace(**stripped, gpus=gpus, cc=[_CC_WORDS.sub(r"\1.\2", value.strip()) for value in query.cc])
+    query = query.replace(**stripped, gpus=gpus, cc=[re.sub(_CC_WORDS, r"\1.\2", value.strip()) for value in query.cc])
     if ".nv" in (query.torch or ""):
         refuse(f"--torch {query.torch} is NVIDIA's own, in its containers alone", "give its release, e.g. 2.10")
     if query.variant is None and query.cuda is not None and _VARIANT.fullmatch(query.cuda.lower()):
         query = query.replace(variant=query.cuda.lower(), cuda=None)
     header = _HEADER.search(query.driver or "") or _PACKAGED.fullmatch(query.driver or "")
-    python = _PYTHON_WORDS.sub(r"3.\1", query.python or "")
-    cuda = _CUDA_WORDS.sub(r"\1.\2", query.cuda or "")
+    python = query.python and _PATCH.sub(r"\1", re.sub(_PYTHON_WORDS, r"3.\1", query.python))
+    cuda = query.cuda and _PATCH.sub(r"\1", re.sub(_CUDA_WORDS, r"\1.\2", query.cuda))
     torch, _, local = (query.torch or "").partition("+")
     if local and query.variant not in (None, local):
         refuse(f"--torch says +{local}, --cuda says {query.variant}", "give one of the two")
     return query.replace(
         torch=None if torch.lower() in {"latest", "newest", "stable"} else torch or None,
         variant=query.variant or local or None,
-        cuda=_PATCH.sub(r"\1", cuda) or None,
-        python=_PATCH.sub(r"\1", python) or None,
+        cuda=cuda or None,
+        python=python or None,
         driver=header[header.lastindex or 0] if header else query.driver,
     )
 

@@ -24,9 +24,7 @@ __all__ = ["Query", "Resolution", "resolve"]
 
 _NIGHTLY: Final = re.compile(r"(?:==)?(?P<version>nightly|\d+\.\d+(\.\d+)?\.dev\d+)", re.ASCII)
 # 12.8, 12.8.1, a whole tag, or a whole reference: nvcr.io/nvidia/cuda:12.8.1-cudnn-devel-ubuntu22.04@sha256:...
-_BASE: Final = re.compile(
-    r"(?:(?:\S*/)?cuda:)?(?P<image>(?P<minor>\d{1,2}\.\d)(\.\d+)?)(?:-[\w.-]+)?(?:@\S+)?", re.ASCII
-)
+_BASE: Final = r"(?a)(?:(?:\S*/)?cuda:)?(?P<image>(?P<minor>\d{1,2}\.\d)(\.\d+)?)(?:-[\w.-]+)?(?:@\S+)?"
 
 
 class RankedCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -280,7 +278,7 @@ def what_base_refuses(facts: Facts, cuda: str, driver: str | None, devices: list
 
 def _image(facts: Facts, tag: str) -> tuple[BaseImage, str]:
     """Return the row of a CUDA or tag, the newest of its minor where it has none of its own, and the image's name."""
-    given = _BASE.fullmatch(tag.strip())
+    given = re.fullmatch(_BASE, tag.strip())
     if given is None:
         refuse(f"--base-cuda {tag!r} is no tag of nvidia/cuda", "write 12.8, or nvidia/cuda:12.8.1-base-ubuntu24.04")
     images = sorted(facts.matrix.cuda.base_images, key=lambda row: key(row.image))

@@ -1,8 +1,8 @@
 """Long pauses between requests, of which a person hears, and jobs in threads that a signal or a deadline ends."""
 
+import collections
 import contextlib
 import math
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -41,19 +41,18 @@ def map_in_threads(job: Callable[[_T], _R], items: Iterable[_T], threads: int) -
 
 def map_within(job: Callable[[_T], _R], items: Iterable[_T], threads: int, seconds: float) -> list[_R | None]:
     """Return `job` of each item, in order; None for a job that did not end within so many seconds."""
-    todo: queue.SimpleQueue[tuple[int, _T]] = queue.SimpleQueue()
-    for pair in enumerate(items):
-        todo.put(pair)
-    results: list[_R | None] = [None] * todo.qsize()
+    todo = collections.deque(enumerate(items))  # its methods are safe in threads
+    results: list[_R | None] = [None] * len(todo)
     errors, end = list[BaseException](), time.monotonic() + seconds
 
     def work() -> None:
         try:
             while not errors and time.monotonic() < end:
-                number, item = todo.get_nowait()
+                try:
+                    number, item = todo.popleft()
+                except IndexError:
+                    return
                 results[number] = job(item)
-        except queue.Empty:
-            return
         except BaseException as error:  # noqa: BLE001 (raised where the results are awaited)
             errors.append(error)
 

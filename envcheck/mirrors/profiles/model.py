@@ -12,11 +12,9 @@ from envcheck.data import xdg
 from envcheck.errors import ConfigError
 
 CLIENT_DEFAULT: Final = "default"
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|//|")
-_LOGIN: Final = re.compile(r"://[^/\s]*@")
-_QUERY: Final = re.compile(r"(://[^\s?]*)\?[^\s`'\")]*")
-_BARE_LOGIN: Final = re.compile(r"[^/]*:[^/]*@")
-_HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:@\s]+)(:[0-9]{1,5})?")
+_SCHEME: Final = r"[A-Za-z][A-Za-z0-9+.-]*://|//|"
+_QUERY: Final = r"(://[^\s?]*)\?[^\s`'\")]*"
+_HOST: Final = r"(\[[0-9a-fA-F:.]+\]|[^\[\]:@\s]+)(:[0-9]{1,5})?"
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,13 +116,13 @@ def has_userinfo(url: str) -> bool:
     """Tell whether a URL holds a user or a password, also when it is unescaped or the URL has no scheme."""
     scheme, after_scheme = _split_scheme(url)
     if not scheme:
-        return _BARE_LOGIN.match(after_scheme) is not None
+        return re.match(r"[^/]*:[^/]*@", after_scheme) is not None
     authority = re.split(r"[/?#]", after_scheme, maxsplit=1)[0]
-    return "@" in authority or (":" in authority and "@" in after_scheme and _HOST.fullmatch(authority) is None)
+    return "@" in authority or (":" in authority and "@" in after_scheme and re.fullmatch(_HOST, authority) is None)
 
 
 def _split_scheme(url: str) -> tuple[str, str]:
-    scheme = _SCHEME.match(url)
+    scheme = re.match(_SCHEME, url)
     prefix = scheme[0] if scheme else ""
     return prefix, url.removeprefix(prefix)
 
@@ -137,12 +135,12 @@ def host_of(url: str) -> str:
 
 def without_queries(text: str) -> str:
     """Return a program's output without the queries of its URLs: a signed link is a secret."""
-    return _QUERY.sub(r"\1?...", text)
+    return re.sub(_QUERY, r"\1?...", text)
 
 
 def without_logins(text: str) -> str:
     """Return a text without the users and passwords of its URLs."""
-    return _LOGIN.sub("://***@", text)
+    return re.sub(r"://[^/\s]*@", "://***@", text)
 
 
 def redacted(url: str) -> str:
