@@ -7,6 +7,7 @@ any position.
 import bisect
 import codecs
 import functools
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -177,7 +178,7 @@ def _for_variable(row: Rule, name: str, instead: str) -> Rule:
     if not name:
         return msgspec.structs.replace(row, **patterns)
     problem, fix = row.problem.replace("NAME", name), row.fix.replace("INSTEAD", instead)
-    return msgspec.structs.replace(row, **patterns, problem=problem, fix=fix)
+    return msgspec.structs.replace(row, **patterns, problem=problem, fix=fix, names={name: instead})
 
 
 # Position of each match, and what its texts name.
@@ -185,12 +186,13 @@ Matches = Iterator[tuple[int, dict[str, str]]]
 
 
 def _matches(rule: Rule, source: PreparedDocument) -> Matches:
-    if rule.find:
-        yield from _FINDERS[rule.find](source)
+    if (rule.kinds and source.kind not in rule.kinds) or not all(name in source.text for name in rule.names):
         return
     start = re.search(rule.after, source.code)
-    applies = (not rule.kinds or source.kind in rule.kinds) and re.search(rule.needs, source.code)
-    if start is None or not applies or re.search(rule.unless, source.code):
+    if start is None or not re.search(rule.needs, source.code) or re.search(rule.unless, source.code):
+        return
+    if rule.find:
+        yield from _FINDERS[rule.find](source)
         return
     parts = [(start.end(), (source.text if rule.where == "text" else source.code)[start.end() :])]
     if rule.where in {"command", "download"}:
@@ -294,16 +296,37 @@ def _extra_index(source: PreparedDocument) -> Matches:
             yield match.start(), {}
 
 
+def _starred_hosts(source: PreparedDocument) -> Matches:
+    """Find an entry `*.x` of NO_PROXY beside which neither `x` nor `.x` stands."""
+    name = _table().forms["set"].replace("NAME", "(?:NO_PROXY|no_proxy)")
+    value = r"[ \t=,]{0,9}[\"']?(?P<value>(?:[^\s\"';&|]|(?<=,)[ \t])*)"
+    for match in re.finditer(name + value, source.code):
+        entries = {entry.lstrip(".") for entry in re.split(r"[\s,]+", match["value"])}
+        for star in re.finditer(r"(?<![^\s,])\*\.([\w.-]*\w)", match["value"]):
+            if star[1] not in entries:
+                yield match.start("value") + star.start(), {"value": star[1]}
+
+
+def _broken_json(source: PreparedDocument) -> Matches:
+    """Find where a file is not JSON."""
+    try:
+        json.loads(source.text)
+    except (ValueError, RecursionError) as error:
+        yield getattr(error, "pos", 0), {"why": getattr(error, "msg", "too deep")}
+
+
 _FINDERS: Final = {
+    "broken_json": _broken_json,
     "extra_index": _extra_index,
     "login_in_url": _login_in_url,
     "plain_http": _plain_http,
+    "starred_hosts": _starred_hosts,
     "url_for_a_model": _url_for_a_model,
 }
 
 
 # Settings are small: do not read larger files, which were named by mistake.
-LARGEST: Final = 8 << 20
+LARGEST: Final = 2 << 20
 _EXPECTED_FILES: Final = "name Dockerfiles, scripts, requirements and settings"
 
 

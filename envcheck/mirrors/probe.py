@@ -101,11 +101,6 @@ class MirrorMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     rate: Rate | None = None
     range_fault: str | None = None
 
-    @property
-    def answered(self) -> bool:
-        """Tell whether any host answered."""
-        return self.latency is not None
-
 
 class Criterion(msgspec.Struct, frozen=True, kw_only=True):
     """One criterion. `passed` is None if undetermined. A hard criterion that is not passed excludes the mirror."""
@@ -299,7 +294,7 @@ def _order(ranked: RankedMirror) -> tuple[bool, bool, bool, float]:
     """Return what mirrors are sorted by: those that pass, and redirect to no hosts of others, then by rate."""
     measured = ranked.measured
     redirects = not measured.origin and any(one.name == "stays" and not one.passed for one in ranked.criteria)
-    return not ranked.passed, not measured.answered, redirects, -(measured.rate.speed if measured.rate else 0.0)
+    return not ranked.passed, measured.latency is None, redirects, -(measured.rate.speed if measured.rate else 0.0)
 
 
 def judged(measured: MirrorMeasurement) -> RankedMirror:
@@ -312,9 +307,9 @@ def judged(measured: MirrorMeasurement) -> RankedMirror:
 def _criteria(measured: MirrorMeasurement) -> Iterator[Criterion]:
     if measured.untrusted is not None:
         yield Criterion(name="tls", passed=False, why=measured.untrusted)
-    elif measured.answered and measured.plain:
+    elif measured.latency is not None and measured.plain:
         yield Criterion(name="tls", passed=None, why="plain http: only the lock's hashes protect the bytes", hard=False)
-    elif measured.answered:
+    elif measured.latency is not None:
         yield Criterion(name="tls", passed=True, why="every certificate is trusted")
     yield _coverage(measured)
     served = [file for file in measured.files if file.available]

@@ -99,14 +99,14 @@ def _context(profile: Profile, format_name: str, options: RenderOptions) -> dict
         "options": options,
         "ca": options.ca or profile.ca,
         "host": host_of,
-        "secret": lambda url: _secret_of(profile, url),
+        "secret": lambda url: profile.credentials.get(host_of(url)),
         "simple": simple,
         "links": links,
         "torch_simple": torch_simple,
         "torch_links": torch_links,
         "no_variant": variant is None and any("{variant}" in index.url for index in profile.pytorch),
-        "private_indexes": any(_secret_of(profile, index.url) for index in [*profile.pypi, *profile.pytorch]),
-        "private_apt": profile.netrc or any(_secret_of(profile, url) for url in profile.apt),
+        "private_indexes": any(profile.credentials.get(host_of(i.url)) for i in [*profile.pypi, *profile.pytorch]),
+        "private_apt": profile.netrc or any(profile.credentials.get(host_of(url)) for url in profile.apt),
         "private_registries": ", ".join(host for host, _ in _registry_hosts(profile) if host in profile.credentials),
         "conda": {key: value for key, value in msgspec.to_builtins(profile.conda).items() if value},
         "hub_variables": _hub_variables(profile),
@@ -125,10 +125,6 @@ def _urls(indexes: list[Index], options: RenderOptions, kind: str) -> list[str]:
     selected = [i for i in indexes if i.kind == kind and i.url != CLIENT_DEFAULT and (options.local or i.local is None)]
     urls = [i.url for i in selected if options.variant is not None or "{variant}" not in i.url]
     return [url.replace("{variant}", options.variant or "") for url in urls]
-
-
-def _secret_of(profile: Profile, url: str) -> Credential | None:
-    return profile.credentials.get(host_of(url))
 
 
 def _hub_variables(profile: Profile) -> dict[str, str]:
@@ -197,7 +193,7 @@ _SEPARATOR: Final = re.compile(r"[\s,]")
 
 def _exports(profile: Profile, options: RenderOptions) -> dict[str, str]:
     simple, links = (_urls(profile.pypi, options, kind) for kind in ("simple", "find-links"))
-    private = _secret_of(profile, simple[0]) if simple else None
+    private = profile.credentials.get(host_of(simple[0])) if simple else None
     splits = any(map(_SEPARATOR.search, links))
     values: dict[str, str | None] = {
         "PIP_INDEX_URL": simple[0] if simple else None,
@@ -214,7 +210,7 @@ def _exports(profile: Profile, options: RenderOptions) -> dict[str, str]:
     if private is not None:  # the user of a token is `__token__`
         words["UV_INDEX_PYPI_MIRROR_USERNAME"] = shlex.quote(private.user or "__token__")
         words["UV_INDEX_PYPI_MIRROR_PASSWORD"] = _secret_word(private)
-    token = _secret_of(profile, profile.hf.endpoint) if profile.hf.endpoint else None
+    token = profile.credentials.get(host_of(profile.hf.endpoint)) if profile.hf.endpoint else None
     if token is not None and token.user is None and profile.hf.token == "allow":  # noqa: S105 (a policy)
         words["HF_TOKEN"] = _secret_word(token)
     return words

@@ -26,11 +26,11 @@ CANARIES = "hunter2-canary|CANARYcanary"
 EXPECTED = {
     "Dockerfile": """
         3 E105; 3 W009; 4 W002; 5 W001; 6 W011; 7 W016; 8 W005; 9 W010; 10 W010; 11 W005; 12 W004; 13 W013; 14 W012
-        15 E103; 16 E102; 16 W003; 17 W003; 18 W007; 19 W010; 20 W003; 21 W010; 22 W005
+        15 E103; 16 E102; 16 W003; 17 W003; 18 W007; 19 W010; 20 W003; 21 W010; 22 W005; 23 W028
     """,
     "bashrc": """
         2 W001; 3 W011; 4 W007; 5 W007; 6 E104; 6 W009; 7 W004; 8 W005; 9 W007; 10 W012; 11 W003; 12 W010; 13 E103
-        14 W011; 14 W019; 15 W023
+        14 W011; 14 W019; 15 W023; 16 W024; 17 W026
     """,
     "train.py.sample": """
         8 W011; 8 W015; 9 W002; 11 E101; 13 W007; 14 W007; 16 E101; 17 W006; 20 W003; 21 W010; 24 E101; 25 E101
@@ -38,7 +38,7 @@ EXPECTED = {
     """,
     "requirements.txt": "2 W004; 3 W008; 5 W017; 6 W004; 6 W020",
     "uv.toml": "1 W021",
-    "daemon.json": "1 W022",
+    "daemon.json": "1 W022; 1 W027",
 }
 
 
@@ -66,7 +66,7 @@ def test_nothing_is_found_in_what_is_right(path: Path) -> None:
 
 def test_the_samples_have_every_rule() -> None:
     actual = {finding.id for finding in found_in(*(path for path in DATA.iterdir() if path.is_file()))}
-    assert {rule.id for rule in rules()} - actual == {"W014"}
+    assert {rule.id for rule in rules()} - actual == {"W014", "W025"}
 
 
 def one(content: str, kind: Kind = "settings") -> list[str]:
@@ -178,8 +178,8 @@ def test_what_is_too_large_for_settings_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "model.bin").open("wb") as file:
         file.truncate(doctor.LARGEST + 1)
     texts, (large, endless) = doctor.read_files([tmp_path / "model.bin", Path("/dev/zero")])
-    assert "model.bin has more than 8 MiB; name Dockerfiles" in str(large)
-    assert "/dev/zero has more than 8 MiB" in str(endless)
+    assert "model.bin has more than 2 MiB; name Dockerfiles" in str(large)
+    assert "/dev/zero has more than 2 MiB" in str(endless)
     assert not texts
 
 
@@ -200,7 +200,7 @@ def test_the_command_says_place_level_and_fix_and_ends_with_1(monkeypatch: pytes
         f"{DATA}/bashrc:2: unreal W001\n    no program reads HF_MIRROR\n    fix: set HF_ENDPOINT instead\n"
         in result.output
     )
-    assert result.output.endswith("1 examined: 7 danger, 6 unreal, 3 outdated\n")
+    assert result.output.endswith("1 examined: 7 danger, 8 unreal, 3 outdated\n")
     assert not re.search(CANARIES, result.output)
     clean = CliRunner().invoke(cli, ["mirror", "doctor", str(DATA / "clean/bashrc")], standalone_mode=False)
     assert (clean.return_value or 0, clean.output) == (0, "1 examined: no findings\n")

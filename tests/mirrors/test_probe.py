@@ -175,7 +175,7 @@ def test_a_dead_host_and_a_profile_without_an_index_are_last(sites: Sites) -> No
     dead = "https://127.0.0.99:9/simple"
     ranked = sites.judged(dead=dead, gone=sites.start(gone=DEMO))
     assert list(ranked) == ["gone", "dead"]
-    assert not ranked["dead"].measured.answered
+    assert ranked["dead"].measured.latency is None
     assert why(ranked["dead"], "coverage") == "has 0 of 2 files; demo==1.0: no connection (and 1 more)"
     (empty,) = ranked_mirrors(lock_targets(PACKAGES)[0], [sites.mirror("empty")])
     assert why(empty, "coverage").startswith("the profile names no Python index")

@@ -258,7 +258,7 @@ def probe_(options: MirrorProbeOptions, settings: Settings) -> int:
     print_answer({"schema": "envcheck/ranking/2", "parts": ranked}, lines, as_json=options.as_json)
     if all(any(mirror.passed for mirror in of_part) for of_part in ranked.values()):
         return 0
-    return 1 if any(mirror.measured.answered for of_part in ranked.values() for mirror in of_part) else 3
+    return 1 if any(mirror.measured.latency is not None for of_part in ranked.values() for mirror in of_part) else 3
 
 
 def _ranking(part: str, ranked: list[RankedMirror], *, quiet: bool) -> Iterator[str]:
@@ -274,7 +274,7 @@ def _speed(one: RankedMirror) -> str:
     if one.passed:
         return f"{probe.speed_of(one):>12}   {(one.measured.latency or 0) * 1e3:>7.1f} ms"
     silent = "not reached" if one.measured.missing is None else "not applicable"
-    state = "not passed" if one.measured.answered else silent
+    state = "not passed" if one.measured.latency is not None else silent
     return f"{state}: {', '.join(sorted(criterion.name for criterion in one.failed))}"
 
 

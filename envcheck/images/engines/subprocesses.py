@@ -25,15 +25,10 @@ class CommandResult(NamedTuple):
     output: str
 
 
-def last_line(result: CommandResult) -> str:
-    """Return ": " and the last line that the program wrote, which mostly says why it failed; "" if it wrote nothing."""
-    lines = [line.strip() for line in result.output.splitlines() if line.strip()]
-    return f": {lines[-1][:200]}" if lines else ""
-
-
 def last_words(result: CommandResult) -> str:
-    """Return the last line that a program wrote; one that wrote nothing took too long."""
-    return last_line(result).removeprefix(": ") or "it took too long"
+    """Return the last line that a program wrote, which mostly says why it failed."""
+    lines = [line.strip() for line in result.output.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "it took too long" if result.status is None else "it wrote nothing"
 
 
 def documents(text: str) -> Iterator[dict[str, Any]]:
@@ -107,8 +102,8 @@ def output(argv: Sequence[str], *, timeout: float = 60) -> str:
     """Return what a program prints; a failure is a BuildError with its last words."""
     result = stream(argv, timeout=timeout)
     if result.status != 0:
-        last = (result.output.strip().splitlines() or ["no output"])[-1]
-        refuse(f"{argv[0]} {argv[1] if argv[1:] else ''} failed: {last}", "run it by hand to see more", BuildError)
+        failure = f"{argv[0]} {argv[1] if argv[1:] else ''} failed: {last_words(result)}"
+        refuse(failure, "run it by hand to see more", BuildError)
     return result.output
 
 

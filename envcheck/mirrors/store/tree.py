@@ -178,7 +178,8 @@ def tree_files(contents: Contents) -> TreeFiles:
     pages = _index_pages(contents.wheels)
     headers: dict[str, dict[str, str]] = {}
     for model in contents.models:
-        revisions = [model.revision, *_branches(model, contents.branches)]
+        named = [name.partition("@")[::2] for name, commit in contents.branches.items() if commit == model.revision]
+        revisions = [model.revision, *(branch for repo, branch in named if repo == model.repo)]
         objects |= {_resolve_path(model, rev, file.path): str(file.sha256) for rev in revisions for file in model.files}
         pages |= {path: page for rev in revisions for path, page in _api_pages(model, rev).items()}
         headers |= {_resolve_path(model, rev, f.path): _headers(model, f) for rev in revisions for f in model.files}
@@ -226,12 +227,6 @@ def _index_pages(wheels: Iterable[Wheel]) -> dict[str, bytes]:
 
 def _index_root(wheel: Wheel) -> str:
     return "simple" if wheel.index == "pypi" else f"whl/{wheel.index.partition('/')[2]}"
-
-
-def _branches(model: Revision, branches: Mapping[str, str]) -> list[str]:
-    return [
-        n.partition("@")[2] for n, c in branches.items() if c == model.revision and n.partition("@")[0] == model.repo
-    ]
 
 
 def _resolve_path(model: Revision, revision: str, path: str) -> str:
