@@ -2,7 +2,6 @@
 
 import functools
 import os
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +48,7 @@ def rendered(template: str, context: Mapping[str, Any]) -> str:
 @functools.lru_cache
 def _environment() -> Any:
     import json  # noqa: PLC0415 (a question that fills no template needs none)
+    import shlex  # noqa: PLC0415
 
     import jinja2  # noqa: PLC0415 (the envcheck of an image comes without it)
 

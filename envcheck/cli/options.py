@@ -76,7 +76,7 @@ class Options:
 
     def __init_subclass__(cls) -> None:
         cls.__doc__ = cls.__doc__ or cls.__name__  # else dataclasses writes out every annotation
-        dataclasses.dataclass(frozen=True, kw_only=True, repr=False)(cls)
+        dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)(cls)
 
 
 class JsonOption(Options):

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -301,6 +300,8 @@ def pip_command(answer: Resolution, profile: Profile) -> str:
     remote = [index for index in profile.pytorch if index.url != CLIENT_DEFAULT]
     if not remote:
         return "" if profile.closed else f"pip install {words} --index-url {PYTORCH}/{answer.index}"
+    import shlex  # only for an index of a profile
+
     option = "--find-links" if remote[0].kind == "find-links" else "--index-url"
     return f"pip install {words} {option} {shlex.quote(remote[0].url.replace('{variant}', variant))}"
 

@@ -20,12 +20,11 @@ DRIVER_VERSION: Final = re.compile(r"\d{3,4}(\.\d+){1,3}", re.ASCII)
 # Tegra's drivers have no version of their own: every NVIDIA Thor of JetPack 7 says 580.00 (vllm-project/vllm#34470).
 _BRANCH: Final = re.compile(r"(?P<branch>\d{3,4})(\.00)?", re.ASCII)
 # The header of nvidia-smi; from R610 on it says KMD Version and CUDA UMD Version (sgl-project/sglang#27487).
-_HEADER: Final = re.compile(r"(?:Driver|KMD) Version\s*:\s*([\d.]+)|NVRM version:.*Module.*?\s([\d.]+)\s", re.ASCII)
+_HEADER: Final = r"(?a)(?:Driver|KMD) Version\s*:\s*([\d.]+)|NVRM version:.*Module.*?\s([\d.]+)\s"
 # A package of Ubuntu or Debian, or its version, or a branch as NVIDIA's pages write it.
-_PACKAGED: Final = re.compile(
-    r"(?i)(?:\d:|(?:nvidia-(?:driver|dkms|open|headless|utils)|cuda-drivers)-|[rv])?"
-    r"(?:(\d{3}(?:\.\d+)+)(?:-[-+.~\w]*)?|(\d{3})(?:-(?:server|open|headless|dkms))*)",
-    re.ASCII,
+_PACKAGED: Final = (
+    r"(?ai)(?:\d:|(?:nvidia-(?:driver|dkms|open|headless|utils)|cuda-drivers)-|[rv])?"
+    r"(?:(\d{3}(?:\.\d+)+)(?:-[-+.~\w]*)?|(\d{3})(?:-(?:server|open|headless|dkms))*)"
 )
 _CUDA_OF_DRIVER: Final = re.compile(r"(1\d)(\.\d)?", re.ASCII)
 _VARIANT: Final = re.compile(r"cpu|cu(?:\d{3}|9\d)", re.ASCII)
@@ -73,7 +72,8 @@ def normalized(query: Query) -> Query:
         refuse(f"--torch {query.torch} is NVIDIA's own, in its containers alone", "give its release, e.g. 2.10")
     if query.variant is None and query.cuda is not None and _VARIANT.fullmatch(query.cuda.lower()):
         query = query.replace(variant=query.cuda.lower(), cuda=None)
-    header = _HEADER.search(query.driver or "") or _PACKAGED.fullmatch(query.driver or "")
+    driver = query.driver or ""
+    header = None if DRIVER_VERSION.fullmatch(driver) else re.search(_HEADER, driver) or re.fullmatch(_PACKAGED, driver)
     python = query.python and _PATCH.sub(r"\1", re.sub(_PYTHON_WORDS, r"3.\1", query.python))
     cuda = query.cuda and _PATCH.sub(r"\1", re.sub(_CUDA_WORDS, r"\1.\2", query.cuda))
     torch, _, local = (query.torch or "").partition("+")
