@@ -20,6 +20,7 @@ from envcheck.registry.attachments import RemoteImage
 from envcheck.registry.judge import ImageProofs, ListedProof, NodeFacts, Policy, ProofTerms, judge_image
 from envcheck.registry.statement import ProofRefusal, Rejection, ReportReference, Statement
 from envcheck.reports.model import RunReport, load
+from envcheck.runner.planning import discover
 from envcheck.runner.schema import ImageFacts, TargetFacts
 from envcheck.signing import PrivateKey, load_private, new_key
 from tests.builders import planned, row
@@ -95,7 +96,7 @@ _OTHERS: Final = ("kernels", "rails")  # the one is never skipped, the other nee
 def whole(report_: RunReport) -> RunReport:
     """Return the report as if the run had also looked at the checks that came after it was recorded."""
     known = {outcome.id for outcome in report_.outcomes}
-    new = [check for check in publishing.catalogue() if check not in known]
+    new = [module.id for module in discover() if module.id not in known]
     rows = [row(check, "skip", ranks=[NOTHING_INSTALLED.get(check, {})]) for check in new if check not in _OTHERS]
     rows += [row(check, "skip") for check in new if check == "rails"]
     rows += [row(check, "pass", ranks=[KERNELS]) for check in new if check == "kernels"]

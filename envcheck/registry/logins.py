@@ -89,7 +89,7 @@ def _of_file(reference: ImageReference, path: Path) -> Account | None:
         plain = {_API.sub("", k.partition("://")[2] or k).lower(): entry for k, entry in (logins.auths or {}).items()}
         # What stands for the longest part of the name: podman keeps some for a part of a registry.
         entry = next((entry for name in _names(reference) if (entry := plain.get(name))), None) or _Entry()
-        user, colon, password = base64.b64decode(entry.auth or "", validate=True).decode().rstrip("\0").partition(":")
+        user, _, password = base64.b64decode(entry.auth or "", validate=True).decode().rstrip("\0").partition(":")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -103,9 +103,7 @@ def _of_file(reference: ImageReference, path: Path) -> Account | None:
     keys += [_HUB_KEY] if reference.registry == DOCKER_HUB and _HUB_KEY in helpers else []
     helper = helpers[keys[0]] if keys else logins.store
     account = _of_helper(helper, reference.registry, path) if helper else None
-    if account is None and entry.identity:
-        return Account(identity=entry.identity)
-    return account or (_with_password(user, password) if colon else None)
+    return account or (Account(identity=entry.identity) if entry.identity else _with_password(user, password))
 
 
 def _names(reference: ImageReference) -> list[str]:

@@ -90,11 +90,6 @@ def ran(report: RunReport, images: Sequence[RemoteImage]) -> RemoteImage:
     raise UnprovableError(message, fix="push the image that was run, or run the one in the registry")
 
 
-def catalogue() -> dict[str, str]:
-    """Return the level of every check that envcheck has."""
-    return {module.id: module.check.level for module in discover()}
-
-
 def refuse_unpublishable(report: RunReport, *, undetermined: bool = False) -> None:
     """Raise UnprovableError for a report that proves nothing of any image, whichever a registry has.
 
@@ -120,10 +115,10 @@ def refuse_unpublishable(report: RunReport, *, undetermined: bool = False) -> No
         raise UnprovableError(message, fix="run it on a node whose GPUs torch sees")
 
 
-def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | None = None) -> Statement:
-    """Return what a report that can be published says of the image that it ran, or raise UnprovableError."""
+def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str]) -> Statement:
+    """Return what a publishable report says of its image, by the `levels` of all checks, or raise UnprovableError."""
     report = packed.report
-    missing = _missing(report, catalogue() if levels is None else levels)
+    missing = _missing(report, levels)
     covers, level, cell = _covers(report), _level(report, missing), _cell(report)
     failed = report.verdict.status != "pass" or bool(_ids(report, "fail", "error"))
     if not failed:
@@ -291,7 +286,8 @@ def prepare(
     refuse_unpublishable(report, undetermined=undetermined)
     image = ran(report, remote_images(repository, tag_or_digest, image_arch(report)))
     packed = pack(report)
-    return PreparedProof(image, packed, state(packed, image))
+    levels = {module.id: module.check.level for module in discover()}
+    return PreparedProof(image, packed, state(packed, image, levels))
 
 
 def publish(repository: Repository, one: PreparedProof, by: PrivateKey | KeylessSigner) -> Publication:

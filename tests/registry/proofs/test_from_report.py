@@ -189,14 +189,14 @@ def test_a_verdict_that_its_outcomes_contradict_is_refused() -> None:
         assert "make it pass" in refusal(structs.replace(report, verdict=ending(report, status).verdict))
 
 
-def test_by_default_the_checks_of_today_make_a_level() -> None:
-    assert set(publishing.catalogue()) >= {"kernels", "all-reduce"}
+def test_the_checks_of_today_make_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "remote_images", lambda *_: [proofs.IMAGE])
+    repository: Any = None
     with pytest.raises(UnprovableError, match="proves no level"):
-        publishing.state(proofs.packed(), proofs.IMAGE)
+        publishing.prepare(repository, "latest", proofs.report())
     report = proofs.whole(proofs.report())
     assert len(report.outcomes) > len(proofs.report().outcomes)
-    whole = publishing.pack(report)
-    assert publishing.state(whole, proofs.IMAGE).facts.level == "full"
+    assert publishing.prepare(repository, "latest", report).statement.facts.level == "full"
 
 
 @each("ended", ["2026-11-21T09:02:00", "yesterday", "9999-12-31T23:59:59-14:00"])
