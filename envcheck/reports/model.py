@@ -35,7 +35,7 @@ from envcheck.runner.schema import (
     Timing,
     encodable,
 )
-from envcheck.runner.worker.fork_server import KEPT
+from envcheck.runner.worker.rank_group import KEPT
 from envcheck.runner.worker_session import RunPlan
 
 SCHEMA: Final = "envcheck/report/1"

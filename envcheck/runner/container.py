@@ -48,8 +48,6 @@ def shown_gpus() -> int | None:
 class ContainerTarget:
     """A local image, with this machine's GPUs where it has any. Its labels are what it promises."""
 
-    ours = False
-
     def __init__(self, image: str, *, python: str | None = None, shm_size: str = "8g") -> None:
         self._image, self._python, self._shm_size = image, python, shm_size
         self._engine, info = holder(image)

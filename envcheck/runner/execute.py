@@ -251,7 +251,7 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
     waiting = set(modules)
     with worker_session.working_directory(instructions, run.asked.site) as directory:
         reading.add_done_callback(lambda _: worker_session.leave_word(directory / NODE_READ))
-        events = worker_session.events(run.asked.target, directory, {i: c.timeout for i, c in planned.items()})
+        events = worker_session.events(run.asked.target, directory, instructions)
         for event in run.nodes.together(events, directory) if run.nodes else events:
             if event["event"] == "environment":
                 run.starting += time.monotonic() - begun

@@ -189,7 +189,7 @@ def lost_gpus_row(view: View, rows: Mapping[str, OutcomeRow]) -> OutcomeRow | No
 
 def lost_rank(module: CheckModule, error: Mapping[str, Any], environment: Mapping[str, Any]) -> Outcome:
     """Return the outcome of a check of which a rank ended badly, or not at all, where the environment is this one."""
-    torch, hung, doing = environment.get("error"), error["text"].startswith(HUNG), error.get("doing")
+    torch, hung, doing = environment.get("error"), error["text"].startswith(HUNG), str(error.get("doing") or "")
     # What half of an import left behind makes the next one raise something else.
     if torch is not None and (error["text"] == torch or (torch != _NO_TORCH and not hung)):
         outcome = shared_libraries.unimportable(environment)
@@ -235,7 +235,7 @@ def group_size(outcomes: Iterable[OutcomeRow]) -> int:
 
 
 class Evidence(NamedTuple):
-    """What a rule may look at: the check, what judges see, and how the ranks ran (fork_server.KEPT)."""
+    """What a rule may look at: the check, what judges see, and how the ranks ran (rank_group.KEPT)."""
 
     found: CheckModule
     view: View

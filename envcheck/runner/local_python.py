@@ -51,10 +51,9 @@ class Handle(Protocol):
 
 
 class Target(Protocol):
-    """Something with a Python in it. `ours`: files the worker makes belong to this user, and are removed here."""
+    """Something with a Python in it."""
 
     facts: TargetFacts
-    ours: bool
 
     def start(self, directory: Path) -> Handle:
         """Start the worker on the plan in a directory of this machine."""
@@ -131,8 +130,6 @@ def others_may_change(python: Path) -> str:
 
 class LocalPython:
     """The environment of one interpreter, given the user's own variables and nothing of envcheck's."""
-
-    ours = True
 
     def __init__(self, chosen: ChosenPython) -> None:
         self._python = chosen.python

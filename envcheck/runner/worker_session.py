@@ -10,18 +10,16 @@ import re
 import resource
 import secrets
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-import msgspec
+from typing import Any, Final
 
 from envcheck.checks import FAIL
 from envcheck.checks.support import exact_data, progress_file
 from envcheck.errors import refuse
+from envcheck.node.signal_source import ValueType, fields, listed, mapped, maybe, signed, string
 from envcheck.runner.local_python import Handle, Target
 from envcheck.runner.outcomes import Event
 from envcheck.runner.planning import STARTING, CheckModule
@@ -29,6 +27,7 @@ from envcheck.runner.requirements import Demand, MountDemand
 from envcheck.runner.schema import OutcomeRow, Plan, encodable
 from envcheck.runner.worker import process_limits
 from envcheck.runner.worker.fork_server import MOST_STRETCH, P2P_OFF
+from envcheck.runner.worker.rank_group import KEPT
 
 IMPORT_TIMEOUT: Final = 180.0
 LAST: Final = ("end", "died", "silent")
@@ -44,72 +43,34 @@ _DEPTH: Final = 60  # of lists and objects in each other; a check's measurement 
 _PROBE_SIZE: Final = 1 << 16  # bytes: a worker writes about as many before it runs a check
 
 
+def _count(least: int, most: int) -> ValueType:
+    return lambda value: type(value) is int and least <= value <= most
+
+
+def _any(_: object) -> bool:
+    return True
+
+
 # What the worker says (fork_server.Events): an image can write anything in its place.
-_Seconds = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
-
-
-class _Facts(msgspec.Struct):
-    device_count: Annotated[int, msgspec.Meta(ge=0, le=4096)]
-    devices: list[dict[str, Any]] = []
-    error: str = ""
-
-
-class _Said(msgspec.Struct, tag_field="event", forbid_unknown_fields=True, kw_only=True):
-    run: str
-
-
-class _Environment(_Said, tag="environment"):
-    facts: _Facts
-
-
-class _Started(_Said, tag="started"):
-    id: str
-    group: Annotated[int, msgspec.Meta(gt=1)]
-    limit: _Seconds = 0.0
-
-
-class _Error(msgspec.Struct, forbid_unknown_fields=True):
-    rank: int
-    text: str
-    hung: bool = False
-    doing: str = ""
-
-
-class _Kept(msgspec.Struct, forbid_unknown_fields=True):
-    ran_with: list[str] = []
-    hung: str = ""
-    throttled: dict[str, float] = {}
-
-
-class _Done(_Said, tag="done"):
-    id: str
-    ranks: list[Any]
-    error: _Error | None
-    seconds: _Seconds
-    body: _Seconds
-    logs: list[str]
-    progress: list[Any] = []
-    survivors: list[dict[str, Any]] = []
-    environment: dict[str, str] = {}
-    kept: _Kept = msgspec.field(default_factory=_Kept)
-    hung: str = ""
-    throttled: dict[str, float] = {}
-
-
-class _LeftOut(_Said, tag="left-out"):
-    id: str
-    left: _Seconds
-
-
-class _Waiting(_Said, tag="waiting"): ...
-
-
-class _End(_Said, tag="end"): ...
-
-
-class _Died(_Said, tag="died"):
-    signal: str = ""
-    code: int = 1
+_EVENTS: Final[Mapping[str, Mapping[str, ValueType]]] = {
+    "environment": {"facts": fields(device_count=_count(0, 4096), devices=listed(mapped(_any)))},
+    "started": {"id": string, "group": _count(2, 1 << 30), "limit": signed},
+    "done": {
+        "id": string,
+        "ranks": listed(_any),
+        "error": maybe(fields(rank=_count(0, 1 << 30), text=string)),
+        "seconds": signed,
+        "body": signed,
+        "logs": listed(string),
+        "progress": listed(_any),
+        "survivors": listed(mapped(_any)),
+        "kept": lambda value: mapped(_any)(value) and value.keys() <= {*KEPT},
+    },
+    "left-out": {"id": string, "left": signed},
+    "waiting": {},
+    "end": {},
+    "died": {"status": _count(-64, 255)},
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,11 +104,11 @@ def worker_plan(plan: Plan, asked: RunPlan, known: Mapping[str, OutcomeRow], *, 
     without_p2p = failed or any(row.details.get("hung") for row in known.values())
     nonce, asked_for = secrets.token_hex(8), exact_data.requested_seed()
     seed = int(nonce, 16) % 1_000_000 if asked_for is None else asked_for
-    fields = ("id", "ranks", "least_ranks", "gpus", "seconds", "timeout")
+    names = ("id", "ranks", "least_ranks", "gpus", "seconds", "timeout")
     planned = [(check, modules[check.id]) for check in plan.checks if check.kind == "env"]
     return {
         "checks": [
-            {name: getattr(check, name) for name in fields}
+            {name: getattr(check, name) for name in names}
             | {"source": module.source, "probe": module.check.probe, "imports": list(module.check.imports)}
             for check, module in planned
         ],
@@ -157,7 +118,7 @@ def worker_plan(plan: Plan, asked: RunPlan, known: Mapping[str, OutcomeRow], *, 
         "run": nonce,
         "seed": seed,
         "budget": plan.budget,
-        "ours": asked.target.ours,
+        "ours": asked.target.facts.kind == "python",
         "spawn": asked.spawn,
         "import_timeout": IMPORT_TIMEOUT,
         "starting": STARTING if asked.stretch else None,
@@ -197,33 +158,33 @@ def leave_word(path: Path) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644))
 
 
-def events(target: Target, directory: Path, limits: Mapping[str, float]) -> Iterator[Event]:
+def events(target: Target, directory: Path, plan: Mapping[str, Any]) -> Iterator[Event]:
     """Yield the worker's events; the last is always one of LAST, and nothing of it runs after that.
 
-    The last says in `why`, `fix` and `code` how the worker came to its end. `limits` is each check's timeout. What is
-    no event of this run, or about a check that was not planned, is skipped, and `foreign` says what it was, once.
+    The last says in `why`, `fix` and `code` how the worker came to its end. What is no event of this run, or about a
+    check that was not planned, is skipped, and `foreign` says what it was, once.
     """
-    plan = json.loads((directory / "plan.json").read_bytes())  # before anything else can write there
     handle = target.start(directory)
     groups: list[int] = []
     importing = True
     try:
-        for event in _follow(handle, directory / "events.jsonl", plan, limits):
+        for event in _follow(handle, directory / "events.jsonl", plan):
             groups = {"started": [event.get("group", 0)], "done": []}.get(event["event"], groups)
             importing = importing and event["event"] != "environment"
             if event["event"] in LAST:
-                yield _ended(event, handle, directory, importing=importing, own_limits=target.ours)
+                yield _ended(event, handle, directory, importing=importing, own_limits=target.facts.kind == "python")
                 return
             yield event
     finally:
         handle.end(groups)
 
 
-def _follow(handle: Handle, path: Path, plan: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Event]:
+def _follow(handle: Handle, path: Path, plan: Mapping[str, Any]) -> Iterator[Event]:
+    limits: dict[str, float] = {check["id"]: check["timeout"] for check in plan["checks"]}
     position, patience, refused = 0, time.monotonic() + _FIRST, False
     # Whatever it says meanwhile; only who waits for other nodes may take longer, and that wait is ended elsewhere.
     longest = _FIRST + sum(2 * (limit * MOST_STRETCH + _OVER) for limit in limits.values())
-    end = math.inf if plan.get("several_nodes") else time.monotonic() + longest
+    end = math.inf if plan["several_nodes"] else time.monotonic() + longest
     while True:
         code = handle.poll()
         try:
@@ -238,10 +199,10 @@ def _follow(handle: Handle, path: Path, plan: Mapping[str, Any], limits: Mapping
             refused = refused or event["event"] == "foreign"
             yield event
             limit = limits.get(str(event.get("id")), _OVER)
-            stretched = min(max(limit, event.get("limit") or 0.0), limit * MOST_STRETCH)
+            stretched = min(max(limit, event["limit"] if event["event"] == "started" else 0.0), limit * MOST_STRETCH)
             patience = time.monotonic() + _OVER + stretched
         if code is not None and not lines:
-            yield {"event": "died", **({"signal": signal.Signals(-code).name} if code < 0 else {"code": code})}
+            yield {"event": "died", "status": code}
             return
         if time.monotonic() > min(patience, end):
             yield {"event": "silent"}
@@ -267,11 +228,11 @@ def ending(event: Event, log: str, unwritable: str, *, importing: bool, own_limi
         return f"the worker's results cannot be read: {event['unreadable']}"
     if event["event"] == "silent":
         return "the worker stopped answering and was ended"
-    manner = f"died of {event['signal']}" if "signal" in event else f"exited with code {event['code']}"
     last = process_limits.telling_line(log) if own_limits else next(reversed(log.strip().splitlines()), "")
     if unwritable:
         last = f"its directory for temporary files takes nothing more: {unwritable}"
-    text = f"the worker {manner}{' while importing torch' if importing else ''}{': ' if last else ''}{last}"
+    manner = f"{process_limits.ended(event['status'])}{' while importing torch' if importing else ''}"
+    text = f"the worker {manner}{': ' if last else ''}{last}"
     return process_limits.explained(text) if own_limits else text
 
 
@@ -287,18 +248,18 @@ def _read(path: Path, position: int) -> tuple[list[bytes], int]:
 def _event(line: bytes, plan: Mapping[str, Any], limits: Mapping[str, float]) -> Event:
     """Return the event that a line is, or one called `foreign` that says why it is none."""
     try:
-        event: Event = encodable(json.loads(line))
-        said = msgspec.convert(event, _Environment | _Started | _Done | _LeftOut | _Waiting | _End | _Died)
+        event = encodable(json.loads(line))
+        form = _EVENTS[event["event"]]
     except RecursionError:
         why = "it is nested too deeply"
-    except ValueError as error:  # msgspec's, of json, of text that is not UTF-8
-        why = " ".join(str(error).split())[:200]
+    except (ValueError, LookupError, TypeError):  # of json, of text that is not UTF-8, of what is no object
+        why = f"{line[:80]!r} is no event"
     else:
-        about, skips = event.get("id"), isinstance(said, _LeftOut) and plan["budget"] is None
-        sound = said.run == plan["run"] and _shallow(event) and about in (None, *limits) and not skips
-        if sound and _of_this_seed(event, plan):
-            return event
-        why = f"{event['event']} of {str(about)[:40]} in the run {said.run[:40]}"
+        about, skips = event.get("id"), event["event"] == "left-out" and plan["budget"] is None
+        fits = event.keys() == {"event", "run", *form} and fields(**form)(event) and event["run"] == plan["run"]
+        if fits and _shallow(event) and about in (None, *limits) and not skips and _of_this_seed(event, plan):
+            return dict(event)
+        why = f"{event['event']} of {str(about)[:40]} in the run {str(event.get('run'))[:40]}"
     return {"event": "foreign", "what": why}
 
 

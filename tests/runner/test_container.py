@@ -62,7 +62,6 @@ def test_an_image_is_only_read_and_has_its_own_results_directory(started: dict[s
     assert (package.source, package.target, package.read_only) == (PACKAGE, "/run/envcheck/envcheck", True)
     assert (plan.source, plan.read_only) == (tmp_path, False)
     assert (started["image"], started["shm_size"], expected.facts.image_id) == ("some/image:1", "1g", "sha256:1")
-    assert expected.ours is False
 
 
 def test_a_fabric_is_handed_in_and_ranks_of_several_nodes_use_the_hosts_network(

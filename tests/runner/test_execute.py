@@ -140,7 +140,6 @@ except KeyboardInterrupt:
 class ScriptedTarget:
     """A target whose worker is a script of events, one for each start."""
 
-    ours = True
     facts = TargetFacts(kind="python", name="scripted", chosen="test")
 
     def __init__(self, events: list[Any], code: int | None) -> None:
@@ -165,7 +164,7 @@ class ScriptedTarget:
         self.ended += 1
 
 
-FACTS = {"event": "environment", "facts": {"device_count": 0, "python": "3.11.2"}}
+FACTS = {"event": "environment", "facts": {"device_count": 0, "devices": [], "python": "3.11.2"}}
 DONE: dict[str, Any] = {
     "event": "done",
     "id": "one",
@@ -174,6 +173,9 @@ DONE: dict[str, Any] = {
     "seconds": 1.0,
     "body": 0.5,
     "logs": [""],
+    "progress": [],
+    "survivors": [],
+    "kept": {},
 }
 
 
@@ -183,8 +185,12 @@ DONE: dict[str, Any] = {
         ([FACTS], 0, "the worker exited with code 0: last words"),
         ([FACTS], -9, "the worker died of SIGKILL: last words"),
         ([FACTS, {"event": "end"}], None, "the worker ended without a message"),
-        ([FACTS, {"event": "started", "id": "two", "group": 4711}], None, "the worker stopped answering and was ended"),
-        ([FACTS, {"event": "died", "signal": "SIGABRT"}], None, "the worker died of SIGABRT: last words"),
+        (
+            [FACTS, {"event": "started", "id": "two", "group": 4711, "limit": 0.1}],
+            None,
+            "the worker stopped answering and was ended",
+        ),
+        ([FACTS, {"event": "died", "status": -6}], None, "the worker died of SIGABRT: last words"),
         ([], 3, "the worker exited with code 3 while importing torch: last words"),
     ],
 )
@@ -245,7 +251,9 @@ ATTACKS: list[Any] = [
     {**DONE, "seconds": float("nan")},
     {**DONE, "ranks": json.loads("[" * 300 + "]" * 300)},
     {**DONE, "run": "an earlier one"},
-    {"event": "started", "id": "one", "group": 0},
+    {"event": "started", "id": "one", "group": 0, "limit": 0.1},
+    {**DONE, "why": "an event that says how the worker ended"},
+    {**DONE, "kept": {"gpus": ["GPU-1"]}},
     {"event": ["x"]},
     {"event": "silent"},
     {**DONE, "id": ""},
@@ -264,7 +272,9 @@ def test_an_event_that_does_not_fit_is_skipped_and_told(add: AddCheck, run_site:
 
 
 def test_data_that_another_seed_made_is_of_another_run(tmp_path: Path) -> None:
-    checks = [{"id": "one", "source": "module:x"}, {"id": "mine", "source": "file:x"}]
+    checks = [
+        {"id": name, "source": f"{kind}:x", "timeout": 1.0} for name, kind in (("one", "module"), ("mine", "file"))
+    ]
     plan = {"run": "r", "seed": 7, "budget": None, "several_nodes": False, "checks": checks}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     ranks: list[tuple[str, Any]] = [
@@ -273,7 +283,7 @@ def test_data_that_another_seed_made_is_of_another_run(tmp_path: Path) -> None:
         ("mine", [{"seed": 6}]),
     ]
     said = [FACTS, *({**DONE, "id": check, "ranks": each} for check, each in ranks), {"event": "end"}]
-    seen = worker_session.events(ScriptedTarget(said, None), tmp_path, {"one": 1.0, "mine": 1.0})
+    seen = worker_session.events(ScriptedTarget(said, None), tmp_path, plan)
     assert [event["event"] for event in seen] == ["environment", "done", "foreign", "done", "end"]
 
 
@@ -300,7 +310,9 @@ JSON = st.recursive(
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(sound=st.sampled_from([FACTS, DONE, {"event": "started", "id": "one", "group": 7}]), data=st.data())
+@given(
+    sound=st.sampled_from([FACTS, DONE, {"event": "started", "id": "one", "group": 7, "limit": 0.1}]), data=st.data()
+)
 def test_whatever_an_image_says_ends_in_a_verdict(
     add: AddCheck, run_site: RunSite, sound: dict[str, Any], data: st.DataObject
 ) -> None:

@@ -15,7 +15,7 @@ from envcheck.matrix.facts.model import Cell
 from envcheck.matrix.file.load import load
 from envcheck.runner.local_python import with_packages
 from envcheck.runner.planning import STARTING, CheckModule, discover, expected_to_fit, most_telling_first, plan, select
-from envcheck.runner.schema import OutcomeRow
+from envcheck.runner.schema import OutcomeRow, TargetFacts
 from envcheck.runner.worker_session import RunPlan, worker_plan
 from tests.builders import check_module
 from tests.runner.conftest import AddCheck, RunSite
@@ -37,7 +37,7 @@ def test_only_takes_a_check_of_any_level_and_skip_takes_one_out() -> None:
 def test_the_worker_is_told_of_env_checks_alone() -> None:
     node = ALL[0]._replace(kind="node", id="node")
     made = plan([node, ALL[1]], level="full", nproc=3)
-    target: Any = SimpleNamespace(ours=False)
+    target: Any = SimpleNamespace(facts=TargetFacts(kind="image", name="i", chosen="--image"))
     asked = RunPlan(plan=made, chosen=[node, ALL[1]._replace(source="module:q")], target=target)
     hung = OutcomeRow(id="group", kind="env", status="fail", summary="hung", details={"hung": "after 1 s"})
     data = worker_plan(made, asked, {"group": hung}, several_nodes=False)

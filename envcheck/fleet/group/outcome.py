@@ -29,8 +29,8 @@ def own(event: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a node gives the others of a check that its ranks have done, or were lost in."""
     failed = event.get("error") is not None
     logs = [str(log)[-4000:] if failed else "" for log in event["logs"]]
-    kept = {name: event.get(name) for name in ("ranks", "error", "seconds", "body", "progress", "throttled")}
-    return {**kept, "logs": logs}
+    kept = {name: event.get(name) for name in ("ranks", "error", "seconds", "body", "progress")}
+    return {**kept, "logs": logs, "throttled": event.get("kept", {}).get("throttled")}
 
 
 def whole(

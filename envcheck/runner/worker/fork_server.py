@@ -24,7 +24,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envcheck.checks.support.exact_data import SEED
 from envcheck.node import subprocesses
 from envcheck.runner.worker import process_limits, rank_group, torch_facts
 
@@ -36,7 +35,6 @@ MOST_STRETCH = 10.0
 _TICK = 0.01
 _LIMIT = 5.0
 # NVIDIA NCCL user guide, Environment Variables: no direct access between GPUs, be it over NVLink or PCI.
-KEPT = ("ran_with", "hung", "throttled")
 P2P_OFF = {"NCCL_P2P_DISABLE": "1"}
 
 
@@ -180,19 +178,18 @@ class _Nursery:
         if self.may_try_again and worth_another_try(done, environment, gpu=job.gpu, world=job.world):
             without = dataclasses.replace(job, environment={**self.groups, **P2P_OFF})
             done = second_try(done, self._group(check, without, "-again"))
-            self.may_try_again = "hung" in done
+            self.may_try_again = "hung" in done["kept"]
         self.groups = later_environment(check, done, self.groups)
-        self.events.emit("done", id=check["id"], kept=kept(done), **done)
+        self.events.emit("done", id=check["id"], **done)
 
     def _group(self, check: dict[str, Any], job: rank_group.Job, suffix: str = "") -> dict[str, Any]:
         limit = check["timeout"] * self.stretch
         directory, lost = self.scratch / f"{check['id']}{suffix}", self.directory / NODES_LOST
-        done = rank_group.run_group(
+        return rank_group.run_group(
             *(job, directory, limit, self.events.close),
             lambda group: self.events.emit("started", id=check["id"], group=group, limit=limit),
             lost.exists,
         )
-        return {"environment": job.environment, **done}
 
     def _load(self, module: str) -> str | None:
         # A hang inside an import holds the interpreter: only the kernel can end it, and the guard reports SIGALRM.
@@ -228,8 +225,7 @@ def guard(argv: list[str]) -> int:
         status = _watch_nursery(_start_nursery(directory, plan))
         subprocesses.end_descendants(_LIMIT)
     if status:
-        ended = {"signal": signal.Signals(-status).name} if status < 0 else {"code": status}
-        Events(directory, plan["run"]).emit("died", **ended)
+        Events(directory, plan["run"]).emit("died", status=status)
     elif plan["ours"]:
         # envcheck cuts the lifeline once it has read the end, however busy it is; killed, it removes nothing.
         select.select([0], [], [])
@@ -269,7 +265,7 @@ def _watch_nursery(nursery: int) -> int | None:
         # Orphans come to us too; leave them to the end and wait for the nursery alone.
         pid, status = os.waitpid(nursery, os.WNOHANG)
         if pid:
-            return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+            return os.waitstatus_to_exitcode(status)
 
 
 def later_environment(check: Mapping[str, Any], done: Mapping[str, Any], now: Mapping[str, str]) -> dict[str, str]:
@@ -278,14 +274,7 @@ def later_environment(check: Mapping[str, Any], done: Mapping[str, Any], now: Ma
     wrong = any(isinstance(rank, dict) and rank.get("broken") for rank in done.get("ranks") or [])
     # A probe shows that peer-to-peer is broken: it was lost while it copied, or wrong bytes came.
     broken = check.get("probe") and (error.get("doing") if error else wrong)
-    return {**now, **P2P_OFF} if broken or done.get("hung") else dict(now)
-
-
-def kept(done: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a report keeps of how a group ran, by KEPT: variables set for it, why it ran again, its CPU quota."""
-    variables = [f"{name}={value}" for name, value in done["environment"].items() if name != SEED]
-    facts = (variables, done.get("hung"), done.get("throttled"))
-    return {name: value for name, value in zip(KEPT, facts) if value}
+    return {**now, **P2P_OFF} if broken or "hung" in done["kept"] else dict(now)
 
 
 def worth_another_try(done: Mapping[str, Any], environment: Mapping[str, str], *, gpu: bool, world: int) -> bool:
@@ -301,4 +290,4 @@ def second_try(first: Mapping[str, Any], repeated: dict[str, Any]) -> dict[str, 
     if repeated["error"]:
         text = f"{first['error']['text']}; without peer-to-peer it was lost too: {repeated['error']['text']}"
         return {**first, **both, "error": {**first["error"], "text": text}}
-    return {**repeated, **both, "hung": first["error"]["text"]}
+    return {**repeated, **both, "kept": {**repeated["kept"], "hung": first["error"]["text"]}}

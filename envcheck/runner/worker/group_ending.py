@@ -45,7 +45,7 @@ class End(NamedTuple):
     """A rank that ended by itself: its exit code, or the negated signal, and the end of what it printed."""
 
     rank: int
-    status: int | None
+    status: int
     log: str
 
 
@@ -113,28 +113,26 @@ def error(
 def _first_lost(ended: Sequence[End], results: Mapping[int, dict[str, Any]]) -> dict[str, Any] | None:
     for end in ended:
         raised = results[end.rank].get("error")
-        if end.status is not None and end.status < 0:
+        if end.status < 0:
             return _killed(end)
         if raised:
             timeout = watchdog(raised) or watchdog(end.log)
             return {"rank": end.rank, "text": raised, **({"hung": True} if timeout else {})}
         if end.status:
-            last = process_limits.telling_line(end.log)[:300]
-            return {"rank": end.rank, "text": f"exited with code {end.status}{': ' if last else ''}{last}"}
+            last = process_limits.telling_line(end.log)[:_SAID_LIMIT]
+            return {"rank": end.rank, "text": f"{process_limits.ended(end.status)}{': ' if last else ''}{last}"}
         if not results[end.rank]:
             return {"rank": end.rank, "text": "exited with code 0 and no result"}
     return None
 
 
 def _killed(end: End) -> dict[str, Any]:
-    number = -(end.status or 0)
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    timeout = watchdog(end.log)
-    if number == signal.SIGABRT and timeout:
-        return {"rank": end.rank, "text": f"died of {name}: NCCL's watchdog ended it ({timeout})", "hung": True}
+    manner, timeout = process_limits.ended(end.status), watchdog(end.log)
+    if end.status == -signal.SIGABRT and timeout:
+        return {"rank": end.rank, "text": f"{manner}: NCCL's watchdog ended it ({timeout})", "hung": True}
     # What C++ says of an exception that nobody caught, before SIGABRT.
     uncaught = re.search(r"what\(\):\s*(\S.*)", end.log)
-    return {"rank": end.rank, "text": f"died of {name}{': ' + uncaught[1][:_SAID_LIMIT] if uncaught else ''}"}
+    return {"rank": end.rank, "text": f"{manner}{': ' + uncaught[1][:_SAID_LIMIT] if uncaught else ''}"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import signal
 from typing import Any
 
 from envcheck.checks.support import control_group
@@ -58,6 +59,13 @@ _LIFTED = [
         (r"see `ulimit -t`", "raise it with `ulimit -t unlimited`, of a container with `--ulimit cpu=-1`"),
     )
 ]
+
+
+def ended(status: int) -> str:
+    """Say how a process ended: with an exit code, or of a signal, whose number is negated."""
+    if status >= 0:
+        return f"exited with code {status}"
+    return f"died of {signal.Signals(-status).name if -status in set(signal.Signals) else f'signal {-status}'}"
 
 
 def explained(text: str) -> str:

@@ -24,9 +24,12 @@ from typing import Any
 
 from envcheck.checks import Rank
 from envcheck.checks.support import control_group, progress_file
+from envcheck.checks.support.exact_data import SEED
 from envcheck.node import subprocesses
 from envcheck.runner.worker import group_ending, process_limits
 
+# What a report keeps of how a group ran: variables set for it, why it ran again, and the CPU quota that held it back.
+KEPT = ("ran_with", "hung", "throttled")
 LOG_LIMIT = 1 << 16  # a dump of 100 frames is 15 KiB, and its head says where it hangs
 _GRACE = 2.0  # what a group has left once one of its ranks is lost, and after SIGTERM
 _TICK = 0.05
@@ -76,7 +79,7 @@ class _Member:
         """Return whether it ended just now."""
         pid, status = (0, 0) if self.status is not None else os.waitpid(self.pid, os.WNOHANG)
         if pid:
-            self.status = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+            self.status = os.waitstatus_to_exitcode(status)
         return pid != 0
 
     def read(self) -> bytes | None:
@@ -97,39 +100,44 @@ def run_group(
     started: Callable[[int], None] = lambda _: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Run a job's ranks of this machine; return {ranks, error, seconds, body, logs, survivors, progress, throttled}.
+    """Run a job's ranks of this machine; return {ranks, error, seconds, body, logs, survivors, progress, kept}.
 
     `error` is None or {rank, text[, hung][, doing]}. `directory` becomes the group's own. `forget` closes, in a rank,
     what only the parent may write to. `started` is given the process group. `stopped` tells that other nodes have lost
     their part: no rank will come to its end. `progress` is, for each rank, the kernel's letter for it ("" once it has
-    ended), and how far it came (see progress_file). `throttled` is the CPU quota that held them back most, {} for none.
+    ended), and how far it came (see progress_file). `kept` is what a report keeps of how they ran, by KEPT.
     """
     directory.mkdir(parents=True)
-    begun = time.monotonic()
+    begun, unstarted = time.monotonic(), ""
     members: list[_Member] = []
+    ended: list[_Member] = []
     process_limits.remember_kills()
     quotas = control_group.quotas()
     try:
         _start(job, directory, forget, members)
     except OSError as refused:
-        return _not_started(job, members, refused)
-    group = members[0].pid
-    started(group)
-    ended = _watch(members, directory, begun + timeout, stopped)
+        unstarted = process_limits.explained(f"could not be started: {refused.strerror or refused}")
+    else:
+        started(members[0].pid)
+        ended = _watch(members, directory, begun + timeout, stopped)
     hung = [m for m in members if m.status is None]
     after = min(timeout, round(time.monotonic() - begun, 1))
     states = _states(hung)
-    manner = _stop(members, group) if hung else ""
+    manner = _stop(members) if hung else ""
     survivors = subprocesses.end_descendants(_GRACE)
     for member in members:
         while member.read():
             pass
         os.close(member.pipe)
-    results = {m.rank: group_ending.result(directory, m.rank) for m in members}
-    ends = [group_ending.End(m.rank, m.status, m.log) for m in ended]
+    results = {rank: group_ending.result(directory, rank) for rank in job.ranks}
+    ends = [group_ending.End(m.rank, m.status or 0, m.log) for m in ended]
     progress = {m.rank: progress_file.read(directory, m.rank) for m in members}
     seen = [group_ending.ObservedRank(m.rank, states[m.rank], *progress[m.rank], log=m.log) for m in hung]
     error = group_ending.error(directory, ends, seen, results, f"{after:g} s", manner)
+    if unstarted:
+        error = {"rank": job.first + len(members), "text": unstarted}
+    variables = [f"{name}={value}" for name, value in job.environment.items() if name != SEED]
+    ran = {"ran_with": variables, "throttled": control_group.held(quotas)}
     return {
         "ranks": [r.get("measured") for r in results.values()],
         "error": error and {**error, **group_ending.doing(directory, error["rank"])},
@@ -138,25 +146,7 @@ def run_group(
         "logs": [m.log for m in members],
         "survivors": [{"pid": pid, "state": subprocesses.state(pid)} for pid in survivors],
         "progress": [[states.get(m.rank, ""), *progress[m.rank]] for m in members],
-        "throttled": control_group.held(quotas),
-    }
-
-
-def _not_started(job: Job, members: list[_Member], error: OSError) -> dict[str, Any]:
-    if members:
-        _stop(members, members[0].pid)
-    subprocesses.end_descendants(_GRACE)
-    for member in members:
-        os.close(member.pipe)
-    text, ranks = process_limits.explained(f"could not be started: {error.strerror or error}"), len(job.ranks)
-    return {
-        "ranks": [None] * ranks,
-        "error": {"rank": job.first + len(members), "text": text},
-        "seconds": 0.0,
-        "body": 0.0,
-        "logs": [""] * ranks,
-        "survivors": [],
-        "progress": [["", -1, 0]] * ranks,
+        "kept": {name: value for name, value in ran.items() if value},
     }
 
 
@@ -258,9 +248,9 @@ def _states(members: list[_Member]) -> dict[int, str]:
     return {m.rank: "S" if first[m.rank] == "D" != subprocesses.state(m.pid) else first[m.rank] for m in members}
 
 
-def _stop(members: list[_Member], group: int) -> str:
+def _stop(members: list[_Member]) -> str:
     for name, number in (("SIGTERM", signal.SIGTERM), ("SIGKILL", signal.SIGKILL)):
-        subprocesses.signal_quietly(-group, number)
+        subprocesses.signal_quietly(-members[0].pid, number)
         until = time.monotonic() + _GRACE
         while time.monotonic() < until:
             for member in members:

@@ -43,7 +43,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from envcheck.checks.support import package_files
+from envcheck.checks.support import package_files, progress_file
 from envcheck.node import subprocesses
 from envcheck.runner.worker import process_limits
 
@@ -204,23 +204,13 @@ def refuse_torch(why: str) -> None:
 
 def lost_import(status: int, log: Path, timeout: float) -> str:
     """Say how a process ended while it imported torch: `status` is its exit code, or the negated signal."""
-    name = _signal(-status) if status < 0 else ""
-    if name == "SIGALRM":
+    if status == -signal.SIGALRM:
         return f"importing torch took longer than {timeout:g} s"
-    last = process_limits.telling_line(_end(log)) if log.exists() else ""
-    manner = f"died of {name}" if name else f"exited with code {status}"
-    return process_limits.explained(f"the worker {manner} while importing torch{': ' if last else ''}{last}")
-
-
-def _signal(number: int) -> str:
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-
-
-def _end(log: Path) -> str:
-    """Return the end of a log, of which a process may have made a file of any length."""
-    with log.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _END))
-        return file.read(_END).lstrip(b"\0").decode(errors="replace")
+    # A process may have made its log of any length.
+    end = progress_file.content(log, _END, max(0, log.stat().st_size - _END)) if log.exists() else None
+    last = process_limits.telling_line((end or b"").lstrip(b"\0").decode(errors="replace"))
+    manner = f"{process_limits.ended(status)} while importing torch"
+    return process_limits.explained(f"the worker {manner}{': ' if last else ''}{last}")
 
 
 def try_imports(error: str, directory: Path) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def test_all_ranks_come_in_order_and_a_lost_nodes_are_empty() -> None:
     assert whole["ranks"] == [1, 2, None, None, 5, None]
     assert (whole["error"]["rank"], whole["kept"]) == (2, {})
     held = {"quota": 0.5, "periods": 100, "throttled": 90, "share": 0.9}
-    parts[2]["throttled"] = outcomes.own({**event, **part(), "throttled": held})["throttled"]
+    parts[2]["throttled"] = outcomes.own({**event, **part(), "kept": {"throttled": held}})["throttled"]
     assert outcomes.whole(event, parts, {}, RANKS, NAMES)["kept"]["throttled"] == held, (
         "a quota on any node counts for all"
     )
