@@ -96,10 +96,8 @@ class _Search:
         tests = [GroupTest("rest", nodes) for one, nodes in left if 1 < len(nodes) < len(one.nodes)]
         again = yield from measured([tests], self._usual)
         for one in [*again, *(one for one, nodes in left if nodes == one.nodes)]:
-            if not one.passed:
-                pairs = yield from self._pairs_of(one)
-                if not all(pair.passed for pair in pairs):
-                    self._take((yield from self._judged(one.nodes, pairs)), one.nodes)
+            if pairs := (yield from self._pairs_of(one)):
+                self._take((yield from self._judged(one.nodes, pairs)), one.nodes)
 
     def across(self) -> Steps:
         """Measure one node of each group together: what is right in its group and fails with others has a bad link."""
@@ -108,10 +106,8 @@ class _Search:
         if len(nodes) < PAIR:
             return
         [one] = yield from measured([[GroupTest("across", nodes)]], self._usual)
-        if one.passed:
-            return
         pairs = yield from self._pairs_of(one)
-        if all(pair.passed for pair in pairs):
+        if not pairs:
             return
         part = yield from self._judged(nodes, pairs)
         unsteady = {pair.name for pair in pairs if pair.certainty == "unsteady"}
@@ -137,14 +133,15 @@ class _Search:
         return judged(nodes, sure, self.good)
 
     def _pairs_of(self, whole: MeasuredGroup) -> Rounds:
-        """Measure every pair of nodes that fail together; where each pair passes the fault cannot be isolated."""
-        pairs = yield from measured(pair_rounds(whole.nodes), self._usual)
-        if all(pair.passed for pair in pairs):
-            self.good.difference_update(whole.nodes)
-            row = (UnclearNodes(whole.nodes, f"{whole.reason}; each pair of them passes", (whole.name,)),)
-            unformed = whole.certainty == "undetermined"
-            self.parts.append(Diagnosis(undetermined=row) if unformed else Diagnosis(not_isolated=row))
-        return pairs
+        """Measure every pair of nodes that fail together; none are returned where the fault cannot be isolated."""
+        pairs = yield from measured([] if whole.passed else pair_rounds(whole.nodes), self._usual)
+        if whole.passed or not all(pair.passed for pair in pairs):
+            return pairs
+        self.good.difference_update(whole.nodes)
+        row = (UnclearNodes(whole.nodes, f"{whole.reason}; each pair of them passes", (whole.name,)),)
+        unformed = whole.certainty == "undetermined"
+        self.parts.append(Diagnosis(undetermined=row) if unformed else Diagnosis(not_isolated=row))
+        return []
 
 
 def grouped(nodes: Sequence[str]) -> list[tuple[str, ...]]:
