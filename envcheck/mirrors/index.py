@@ -39,6 +39,7 @@ _LARGEST: Final = 64 << 20
 _PETABYTE: Final = 10**15
 # The largest known pages list some 15 000 files. Characters.
 _MOST: Final = 50_000
+_TOO_MANY: Final = f"its page lists more than {_MOST} files"
 _LONGEST_TAG: Final = 1 << 16
 _FED: Final = 1 << 16
 _SHA256: Final = re.compile(r"sha256=([0-9a-fA-F]{64})")
@@ -90,7 +91,7 @@ def parse_page(body: Iterable[bytes], kind: str, url: str) -> list[IndexFile]:
             return _parse_html(body, url)
         text = b"".join(body)
         if text.count(b'"filename"') > _MOST:
-            raise _too_many_error()
+            fail(_TOO_MANY)
         return [_parse_entry(entry, url) for entry in msgspec.json.decode(text)["files"]]
     except (RecursionError, KeyError, TypeError, AttributeError, AssertionError, ValueError):
         # Python's parser of HTML raises two of them for a bad `<![` and for a character reference with many digits.
@@ -106,10 +107,6 @@ def _parse_html(chunks: Iterable[bytes], url: str) -> list[IndexFile]:
             if len(reader.rawdata) > _LONGEST_TAG:
                 fail(f"its page has a tag of more than {_LONGEST_TAG} characters")
     return reader.files
-
-
-def _too_many_error() -> NetworkError:
-    return NetworkError(f"its page lists more than {_MOST} files")
 
 
 def _parse_entry(entry: Mapping[str, Any], url: str) -> IndexFile:
@@ -149,7 +146,7 @@ class _Links(HTMLParser):
                 self._base = target
                 return
             if len(self.files) >= _MOST:
-                raise _too_many_error()
+                fail(_TOO_MANY)
             if name:
                 yanked = "data-yanked" in attributes
                 sha256 = digest[1].lower() if digest else None

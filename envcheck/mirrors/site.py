@@ -334,9 +334,9 @@ def write(root: Path, files: Mapping[str, str]) -> RenderedFiles:
     for name in _DIRECTORIES:
         (root / name).mkdir(parents=True, exist_ok=True)
     before, removed, kept = _read_rendered(root), list[str](), dict[str, str]()
-    hashes = {name: _hash(text.encode()) for name, text in files.items()}
+    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
     for name in [name for name in {**before, **files} if (root / name).is_file()]:
-        if _hash((root / name).read_bytes()) not in {before.get(name), hashes.get(name)}:
+        if hashlib.sha256((root / name).read_bytes()).hexdigest() not in {before.get(name), hashes.get(name)}:
             kept[name] = _put_aside(root, name)
         elif name not in files:
             (root / name).unlink()
@@ -369,7 +369,3 @@ def _put_aside(root: Path, name: str) -> str:
     free = next(end for end in ends if not (root / end).exists())
     (root / name).rename(root / free)
     return free
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

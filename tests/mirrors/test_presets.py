@@ -3,6 +3,7 @@
 import datetime as dt
 import errno
 import os
+import re
 from pathlib import Path, PurePath
 from typing import Any, get_args
 
@@ -235,6 +236,22 @@ def test_an_unreadable_file_is_an_error_and_no_guess(machine: Path) -> None:
     (machine / "etc/pip.conf").write_bytes(b"[global]\nindex-url = \xff\xfe\n")
     with pytest.raises(ConfigError, match="cannot be read"):
         host_profile(_environ(machine), machine)
+
+
+@each(
+    "variable, value, told",
+    [
+        ("HF_ENDPOINT", '"https://hf.example"', "hf.endpoint (HF_ENDPOINT): "),  # github.com/docker/docs/issues/13398
+        ("UV_DEFAULT_INDEX", "a.example/simple", "pypi[0].url (of pip or uv): 'a.example/simple' is not a URL"),
+        ("PIP_INDEX_URL", "https://a.example https://b.example", "pypi[0].url (of pip or uv): a blank"),
+        ("SSL_CERT_FILE", "/gone.pem", "ca (SSL_CERT_FILE, PIP_CERT, "),  # github.com/lee88688/aider-composer/issues/49
+    ],
+)
+def test_a_setting_that_no_client_can_use_is_named(variable: str, value: str, told: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(variable, value)
+        with pytest.raises(ConfigError, match=re.escape(told)):
+            load("host")
 
 
 def test_the_machines_roots_are_a_file_that_exists(tmp_path: Path) -> None:

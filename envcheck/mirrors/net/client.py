@@ -113,9 +113,7 @@ class Client:
         if self._within is not None and urlsplit(url).hostname not in self._within:
             message = f"{host_of(url)} is not in the profile, and the profile is closed"
             raise NetworkError(message, "add the host to the profile, or remove `closed` from the profile")
-        if (
-            "\\" in urlsplit(url).netloc
-        ):  # of evil\@mirror the login is looked up for mirror, and evil asked (urllib3#5143)
+        if "\\" in urlsplit(url).netloc:  # evil\@mirror: a login for mirror, and evil is asked (urllib3#5143)
             fail("its URL names two hosts")
         rounds, last, reason = self._silent.get(host_of(url), (0, 0.0, ""))
         if rounds >= _ROUNDS and time.monotonic() - last < _WHILE:

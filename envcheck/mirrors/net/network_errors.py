@@ -24,7 +24,8 @@ _TLS_ADVICE: Final = {
 }
 _NO_TLS: Final = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}
 _LOGIN: Final = (
-    "add a login for this host (on another port than 443: HOST:PORT) to the profile (`netrc:` or `credentials:`)"
+    "add a login for this host to the profile: `netrc:`, a file with `machine HOST`, the name without https:// alone;"
+    " or `credentials:` (on another port than 443: HOST:PORT)"
 )
 _GATED: Final = "accept its terms on its page, set `hf: {token: allow}`, and let a fine-grained token read gated ones"
 _STATUS_ADVICE: Final[Mapping[int, str]] = {
@@ -112,7 +113,8 @@ def network_error(error: Exception, url: str) -> NetworkError:
     if isinstance(error, (urllib3.exceptions.ProxyError, urllib3.exceptions.ProxySchemeUnknown)):
         original = getattr(error, "original_error", error)
         name = proxy_variable(url.partition(":")[0].lower())
-        fix = f"correct {name}, which names {host_of(proxy_of(url) or '')}, or add the host to no_proxy"
+        named = host_of(proxy_of(url) or "") or "no host (http://HOST:PORT)"
+        fix = f"correct {name}, which names {named}, or add the host to no_proxy"
         return _kind(original)(f"its proxy: {_text(original)}", fix)
     failed = _first(error, ssl.SSLError)
     if failed is not None:

@@ -120,12 +120,20 @@ def load(name: str | Path) -> Profile:
             fix = f"correct it, or remove the choice with `envcheck mirror use none` ({model.choice_path()})"
             raise ConfigError(error.message, fix=fix) from error
     if name == "host":
-        return _check_files(host_profile(), lambda key_path: f"this machine's configuration: {key_path[2:]}")
+        found = host_profile()
+        simple = {part: [i for i in found.indexes(part) if i.kind == "simple"] for part in ("pypi", "pytorch")}
+        validate(msgspec.structs.replace(found, **simple), _of_this_machine)
+        return _check_files(found, _of_this_machine)
     if name in presets():
         return preset_profile(name, presets()[name])
     if not Path(name).is_file():
         raise _unknown_profile(name)
     return parse(safe_files.read_whole(Path(name)), Path(name))
+
+
+def _of_this_machine(key_path: str) -> str:
+    variables = {"$.ca": "SSL_CERT_FILE, PIP_CERT, REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE", "$.hf.endpoint": "HF_ENDPOINT"}
+    return f"this machine's configuration: {key_path[2:]} ({variables.get(key_path, 'of pip or uv')})"
 
 
 def _unknown_profile(name: str) -> ConfigError:

@@ -174,7 +174,7 @@ def test_a_body_that_tells_no_size_has_a_bound(lab: Lab, monkeypatch: pytest.Mon
 
 
 REFUSALS: list[tuple[dict[str, Any], str]] = [
-    ({"status": 401}, r"add a login for this host \(on another port than 443: HOST:PORT\) to the profile"),
+    ({"status": 401}, r"add a login for this host to the profile: `netrc:`, a file with `machine HOST`"),
     ({"status": 403}, "use another host, or add a login"),  # github.com/tuna/issues/issues/2154
     ({"status": 403, "code": "GatedRepo"}, "accept its terms on its page"),  # huggingface/huggingface_hub/issues/2844
     ({"status": 511}, "log in to this network with a browser"),

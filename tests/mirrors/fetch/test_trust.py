@@ -205,11 +205,13 @@ def test_tls_and_socks_where_there_is_plain_http(servers: Servers, monkeypatch: 
     with pytest.raises(NetworkError, match=r"^TLS: .*it speaks plain http there"):
         Client().get(f"https://{plain.netloc}/x")
     proxies = {f"https://{plain.netloc}": "it speaks plain http there", "socks5://s.invalid:1": "only an http or https"}
+    proxies |= {'"http://p.invalid:1"': "only an http or https"}  # github.com/docker/docs/issues/13398
     for proxy, message in proxies.items():
         monkeypatch.setenv("https_proxy", proxy)
         with pytest.raises(NetworkError, match=f"^its proxy: .*{message}") as caught:
             Client().get("https://mirror.invalid/x")
-        assert caught.value.fix.startswith("correct https_proxy")
+        named = "no host" if proxy[0] == chr(34) else proxy.partition("//")[2]
+        assert caught.value.fix.startswith(f"correct https_proxy, which names {named}")
 
 
 def test_only_a_fragment_of_a_sha256_is_a_hash() -> None:
