@@ -45,6 +45,11 @@ _CDI = ("etc/cdi", "var/run/cdi")
 _VERSION = re.compile(r"\d+\.\d+\.\d+\S*")
 _KIND = re.compile(r"^\W*kind\W+(nvidia\.com/[\w.-]+)", re.MULTILINE)
 _DRIVER = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)?)\b")
+# A device node of a specification, the keys in either order: its number, and which of unified memory's it is.
+_UVM = re.compile(
+    r'\bpath"?: *"?/dev/nvidia-uvm(?:-tools)?\b[\s",]*major"?: *(?P<after>\d+)'
+    r'|\bmajor"?: *(?P<before>\d+)[\s",]*(?:minor"?: *\d+[\s",]*)?path"?: *"?/dev/nvidia-uvm\b'
+)
 _SPECIFICATIONS = listed(fields(path=text, kind=string, drivers=listed(version)))
 _RUNTIMES = fields(runtimes=listed(text))
 _TIME_ERROR = 5  # adjtimex(2): TIME_ERROR, the clock is not synchronised
@@ -134,12 +139,14 @@ def sources(root: Path, environ: Mapping[str, str]) -> Sources:
         "host.arch": Source(text, lambda: system.machine, "uname"),
         "host.kernel": Source(text, lambda: system.release, "uname"),
         "host.cpus": Source(whole, lambda: len(os.sched_getaffinity(0)), "sched_getaffinity", "CPUs"),
+        "host.product": of_file(text, root / "sys/class/dmi/id/product_name", str.strip),
         "host.os": of_file(text, root / "etc/os-release", lambda said: after(said, "PRETTY_NAME", "=")),
         "host.cpu": of_file(text, cpus, lambda said: after(said, "model name", ":")),  # Arm's kernels give none
         "host.hypervisor": of_file(flag, cpus, hypervisor),
         "host.memory_total": of_file(number, root / "proc/meminfo", lambda said: meminfo(said).get("MemTotal"), "B"),
         "host.fabric_mode": Source(text, lambda: _fabric_mode(managers), managers[-1]),
         "host.gpu_modules": of_file(listed(text), root / "proc/modules", gpu_modules),
+        "host.memory_peers": Source(listed(text), lambda: _memory_peers(root / "sys/kernel/mm"), "/sys/kernel/mm"),
         "host.hugepages": of_file(text, huge, lambda said: _CHOSEN.findall(said)[0]),
         "host.hugepages_free": Source(number, lambda: _huge_free(pages), pages, "B"),
         "host.uptime": of_file(number, root / "proc/uptime", lambda said: float(said.split()[0]), "s"),
@@ -152,6 +159,12 @@ def sources(root: Path, environ: Mapping[str, str]) -> Sources:
         "clock.synchronized": Source(flag, clock_synchronized, "adjtimex"),
         **_disks(root, environ),
     }
+
+
+def _memory_peers(place: Path) -> list[str]:
+    """Return whose memory the network's drivers may use by peer memory: "nv_mem" is a GPU's."""
+    own = [folder for folder in place.iterdir() if folder.name == "memory_peers"]
+    return sorted(peer.name for folder in own for peer in folder.iterdir())
 
 
 def _fabric_mode(files: list[Path]) -> str | None:
@@ -264,6 +277,7 @@ def container_sources(root: Path, environ: Mapping[str, str]) -> dict[str, Sourc
         "toolkit.tools": Source(mapped(text), tools, "PATH"),
         "toolkit.engines": Source(listed(text), engines, "PATH"),
         "toolkit.cdi": Source(_SPECIFICATIONS, lambda: _specifications(root), ", ".join(f"/{one}" for one in _CDI)),
+        "toolkit.cdi_uvm": Source(mapped(whole), lambda: _moved(root), "/proc/devices"),
         "toolkit.docker": Source(_RUNTIMES, settings, docker),
     }
 
@@ -307,12 +321,24 @@ def _version(tool: Path) -> str:
     return match[0] if match else "unknown: it does not say"
 
 
+def _cdi_texts(root: Path) -> dict[str, str]:
+    files = [p for place in _CDI if (root / place).is_dir() for p in sorted((root / place).iterdir())]
+    read = (p for p in files if p.suffix in (".yaml", ".json"))
+    return {f"/{p.relative_to(root)}": p.read_text(errors="replace") for p in read}
+
+
 def _specifications(root: Path) -> list[dict[str, Any]]:
     """Return each specification of NVIDIA's: its file, its kind, and the driver whose files it names."""
-    files = [p for place in _CDI if (root / place).is_dir() for p in sorted((root / place).iterdir())]
-    texts = {p: p.read_text(errors="replace") for p in files if p.suffix in (".yaml", ".json")}
     return [
-        {"path": f"/{path.relative_to(root)}", "kind": kind[1], "drivers": sorted(set(_DRIVER.findall(text)))}
-        for path, text in texts.items()
+        {"path": path, "kind": kind[1], "drivers": sorted(set(_DRIVER.findall(text)))}
+        for path, text in _cdi_texts(root).items()
         if (kind := _KIND.search(text))
     ]
+
+
+def _moved(root: Path) -> dict[str, int]:
+    """Return the specifications that give /dev/nvidia-uvm another number than the kernel has, and which."""
+    now = re.search(r"^ *(\d+) nvidia-uvm$", (root / "proc/devices").read_text(), re.MULTILINE)
+    named = ((path, _UVM.search(text)) for path, text in _cdi_texts(root).items())
+    given = {path: int(match["after"] or match["before"]) for path, match in named if match}
+    return {path: major for path, major in given.items() if now and major != int(now[1])}

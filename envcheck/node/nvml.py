@@ -208,7 +208,7 @@ def _nvlink_errors(nvml: Any, gpu: Any) -> dict[str, int]:
     }
 
 
-def _read_fabric(nvml: Any, gpu: Any) -> dict[str, str]:
+def _read_fabric(nvml: Any, gpu: Any) -> dict[str, Any]:
     # The wrapper hands the structure on as it is.
     info = nvml.c_nvmlGpuFabricInfo_v3_t()
     try:
@@ -216,10 +216,13 @@ def _read_fabric(nvml: Any, gpu: Any) -> dict[str, str]:
     except nvml.NVMLError:  # a driver that knows the older structure only, which has no summary of its health
         info = nvml.c_nvmlGpuFabricInfo_v2_t()
         nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
+    cluster = ctypes.string_at(ctypes.addressof(info) + type(info).clusterUuid.offset, type(info).clusterUuid.size)
     return {
         "state": _word(("not supported", "not started", "in progress", "completed"), info.state),
         "status": "ok" if info.status == 0 else str(nvml.NVMLError(info.status)),
         "health": _word(_FABRIC_SUMMARIES, getattr(info, "healthSummary", 0)),
+        "cluster": cluster.hex() if any(cluster) else "",
+        "clique": int(info.cliqueId),
     }
 
 

@@ -54,16 +54,23 @@ class Structure(ctypes.Structure):
         ("state", ctypes.c_uint),
         ("status", ctypes.c_uint),
         ("healthSummary", ctypes.c_uint8),
+        ("clusterUuid", ctypes.c_ubyte * 16),
+        ("cliqueId", ctypes.c_uint),
     )
 
 
 class Older(ctypes.Structure):
     """The fabric's structure before it had a summary of its health."""
 
-    _fields_ = (("state", ctypes.c_uint), ("status", ctypes.c_uint))
+    _fields_ = (
+        ("clusterUuid", ctypes.c_ubyte * 16),
+        ("status", ctypes.c_uint),
+        ("cliqueId", ctypes.c_uint),
+        ("state", ctypes.c_uint),
+    )
 
 
-def filled(**values: int) -> Callable[..., int]:
+def filled(**values: int | tuple[int, ...]) -> Callable[..., int]:
     """Return a function of NVML that writes `values` where its last argument points to."""
 
     def write(*arguments: Any) -> int:
@@ -129,7 +136,9 @@ class FakeNvml:
             "nvmlDeviceGetRowRemapperHistogram": SimpleNamespace(max=638, high=1, partial=0, low=0, none=1),
             "nvmlDeviceGetFieldValues": [field()],
             "nvmlDeviceGetSramEccErrorStatus": filled(aggregateUncSecDed=1, aggregateUncParity=2),
-            "nvmlDeviceGetGpuFabricInfoV": filled(state=3, status=0, healthSummary=1),
+            "nvmlDeviceGetGpuFabricInfoV": filled(
+                state=3, status=0, healthSummary=1, clusterUuid=(0,) * 15 + (7,), cliqueId=32766
+            ),
             **answers,
         }
 

@@ -7,6 +7,7 @@ import pytest
 from envcheck.node import host, subprocesses
 from tests.builders import plant
 from tests.node.conftest import read
+from tests.tables import each
 
 # As `nvidia-ctk cdi generate` writes it (NVIDIA Container Toolkit documentation, Container Device Interface).
 SPEC = """---
@@ -58,6 +59,22 @@ def test_specifications_say_of_which_driver_they_are(tmp_path: Path) -> None:
         ("/etc/cdi/nvidia.yaml", "nvidia.com/gpu", ["550.54.14"]),
         ("/var/run/cdi/nvidia.json", "nvidia.com/gpu", []),
     ]
+
+
+@each(
+    "nodes, moved",
+    [
+        ("- path: /dev/nvidia0\n  major: 195\n- path: /dev/nvidia-uvm\n  major: 510\n", True),
+        ("- major: 510\n  path: /dev/nvidia-uvm\n- major: 195\n  path: /dev/nvidia0\n", True),
+        ('{"deviceNodes": [{"path": "/dev/nvidia-uvm-tools", "major": 510, "minor": 1}]}', True),
+        ("- major: 510\n  path: /dev/nvidia-caps/cap1\n- path: /dev/nvidia-uvm\n", False),
+        ("- major: 509\n  minor: 1\n  path: /dev/nvidia-uvm-tools\n- path: /dev/nvidiactl\n", False),
+    ],
+)
+def test_a_specification_that_names_another_device_number_is_told(tmp_path: Path, nodes: str, *, moved: bool) -> None:
+    plant(tmp_path, {"etc/cdi/nvidia.yaml": nodes, "proc/devices": "195 nvidia\n509 nvidia-uvm\n"})
+    actual = read(host.container_sources(tmp_path, PATH))["toolkit.cdi_uvm"].value
+    assert actual == ({"/etc/cdi/nvidia.yaml": 510} if moved else {})
 
 
 @pytest.mark.parametrize(

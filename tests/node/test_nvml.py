@@ -18,6 +18,9 @@ Fake = Callable[..., Any]
 ODD = '{"gpus": [{"uuid": "a", "signals": {"power_draw": {"value": null}}}]}'
 OTHER = '{"schema": "envcheck/snapshot/2"}'
 
+# An id may begin with a zero.
+FABRIC = {"state": "completed", "status": "ok", "health": "healthy", "cluster": "00" * 15 + "07", "clique": 32766}
+
 
 def test_every_query_has_its_value_with_its_unit(fake_nvml: Fake) -> None:
     signals, [gpu] = nvml.read(fake_nvml())
@@ -35,7 +38,7 @@ def test_every_query_has_its_value_with_its_unit(fake_nvml: Fake) -> None:
         "nvlinks_active": 4,
         "remapped_rows": {"correctable": 0, "uncorrectable": 1, "pending": 0, "failed": 0},
         "ecc_sram": {"uncorrectable": 3, "threshold_exceeded": False},
-        "fabric": {"state": "completed", "status": "ok", "health": "healthy"},
+        "fabric": FABRIC,
         "repairs": {"channel": False, "tpc": True},
         "row_histogram": {"max": 638, "high": 1, "partial": 0, "low": 0, "none": 1},
         "bank_remaps": {"active": 0, "inactive": 0, "none": 0, "pending": 0},
@@ -143,7 +146,8 @@ def test_a_driver_with_the_older_fabric_structure_is_asked_with_that(fake_nvml: 
 
     fake.answers["nvmlDeviceGetGpuFabricInfoV"] = older_only
     _, [gpu] = nvml.read(fake)
-    assert gpu.signal("fabric").value == {"state": "in progress", "status": "ok", "health": "not supported"}
+    none = {"status": "ok", "health": "not supported", "cluster": "", "clique": 0}
+    assert gpu.signal("fabric").value == {"state": "in progress", **none}
 
 
 def test_every_name_asked_of_nvml_is_one_that_nvidia_ml_py_has() -> None:

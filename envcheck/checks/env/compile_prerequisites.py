@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes.util
 import getpass
 import importlib.util
+import json
 import os
 import shutil
 import sysconfig
@@ -21,15 +22,7 @@ from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed
 CHECK = checks.Check(promise="torch.compile finds what it compiles with", level="static")
 
 LIMIT = checks.Limit("all", "", "pytorch/pytorch#116696, #107960, #103417; triton's own build step", "equal")
-FIXES = {
-    "C compiler": "install gcc, or set CC",
-    "C++ compiler": "install g++, or set CXX",
-    "Python.h": "install Python's headers (python3-dev, or the -dev package of this very Python)",
-    "triton": "install the triton that this torch names",
-    "ptxas": "reinstall triton, which brings it, or set TRITON_PTXAS_PATH",
-    "libcuda.so.1": "run ldconfig after the driver was mounted, or set TRITON_LIBCUDA_PATH",
-    "setuptools": "install setuptools (on the CPU; pytorch/pytorch#173823)",
-}
+FIXES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 _ROOM = 1 << 20  # bytes that a place for compiled code takes at least
 # What the target `devel` is made of.
 OF_DEVEL = frozenset({"C compiler", "C++ compiler", "Python.h"})

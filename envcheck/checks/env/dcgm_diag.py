@@ -1,7 +1,8 @@
 """NVIDIA's own diagnostic, where it is installed: what a vendor's support asks for first, in the same report.
 
 Every GPU of its JSON is read, in the words of DCGM 3 and 4, whatever the exit code (facebookresearch/gcm#38); it may
-hang (NVIDIA/DCGM#136). Level 2 takes minutes; ENVCHECK_DCGM_DIAG=1 or 3 asks for another.
+hang (NVIDIA/DCGM#136), and does not run on MIG (aws/aws-parallelcluster-cookbook#3183). Level 2 takes minutes;
+ENVCHECK_DCGM_DIAG=1 or 3 asks for another.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shutil
 from typing import Any, NamedTuple
 
 from envcheck import checks
-from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, warned
+from envcheck.checks import ERROR, Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, warned
 from envcheck.node import subprocesses
 
 CHECK = checks.Check(
@@ -98,7 +99,13 @@ def document(text: str) -> Any:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on what DCGM fails, warn on what it warns of or calls configuration; what is not understood is an error."""
-    entry = ranks[0] if ranks else {}
+    outcome = _read(view, ranks[0] if ranks else {})
+    if outcome.status == ERROR and any(gpu.signal("mig_mode").value == "on" for gpu in view.snapshot.gpus):
+        return skipped("MIG is on, and DCGM's diagnostic does not run on its instances", code="gpu.mig")
+    return outcome
+
+
+def _read(view: View, entry: Measured) -> Outcome:
     if entry.get("installed") is False:
         return skipped("dcgmi is not installed here", code="dcgm.not-installed")
     if entry.get("code") is None:
@@ -170,11 +177,8 @@ def results(document: Any) -> list[Result]:
 
 
 def _results_of(test: dict[str, Any]) -> list[Result]:
-    name, summary, rows = (
-        str(test.get("name") or "a test without a name"),
-        test.get("test_summary"),
-        _rows(test, "results"),
-    )
+    name, summary = str(test.get("name") or "a test without a name"), test.get("test_summary")
+    rows = _rows(test, "results")
     if isinstance(summary, dict) and summary.get("status") is not None:
         rows.append({**summary, "entity_id": None})
     if not rows:

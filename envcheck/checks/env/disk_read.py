@@ -134,11 +134,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
             f"not measured: {read} of {written} B in {seconds} s", fix="run it again", code="disk-read.unmeasured"
         )
     if entry.get("same") is not True:
-        return failed(
-            "the disk gave back other bytes than were written",
-            fix="look at `dmesg`, and replace the disk",
-            code="disk-read.data",
-        )
+        text, fix = "the disk gave back other bytes than were written", "look at `dmesg`, and replace the disk"
+        return failed(text, fix=fix, code="disk-read.data")
     return _judged(entry, kind, where, limits.limit("disk-read", "warn"))
 
 
@@ -148,18 +145,13 @@ def _judged(entry: Measured, kind: Any, where: str, limit: checks.Limit) -> Outc
     layer = ", the container's own layer" if kind == "overlay" else ""
     summary = f"{speed:.2f} GB/s from {where} ({kind}{layer}; {entry['read'] / MIB:.0f} MiB, {how})"
     if speed > CEILING:
-        return undecided(
-            f"{summary}: more than disks do, so it came out of memory",
-            fix="run it on a disk of its own",
-            code="disk-read.from-memory",
-        )
+        text, fix = f"{summary}: more than disks do, so it came out of memory", "run it on a disk of its own"
+        return undecided(text, fix=fix, code="disk-read.from-memory")
     verdict = {"value": round(speed, 4), "unit": "GB/s", "limit": limit}
     writing = entry.get("writing")
     if process_group.finite(writing) and (each := writing / (entry["written"] / BLOCK)) > SYNC:
         text = f"{summary}; but {BLOCK // MIB} MiB take {each:.1f} s until they are written for good (fdatasync)"
         return warned(text, fix=_FIX, value=round(speed, 4), unit="GB/s", code="disk-read.slow-sync")
-    return (
-        passed(summary, **verdict)
-        if speed >= limit.value
-        else warned(summary, fix=_FIX, code="disk-read.slow", **verdict)
-    )
+    if speed >= limit.value:
+        return passed(summary, **verdict)
+    return warned(summary, fix=_FIX, code="disk-read.slow", **verdict)

@@ -50,22 +50,11 @@ PACKAGES = ("torch", "torchvision", "torchaudio", "triton", "numpy", "nvidia", "
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # c10/core/AllocatorConfig.h and c10/cuda/CUDAAllocatorConfig.h; newer torches may know more.
-OPTIONS = (
-    *("backend", "max_split_size_mb", "roundup_power2_divisions", "garbage_collection_threshold"),
-    *("expandable_segments", "max_non_split_rounding_mb", "release_lock_on_cudamalloc"),
-    *("pinned_use_cuda_host_register", "pinned_num_register_threads", "pinned_use_background_threads"),
-)
+OPTIONS = _TABLE["allocator"]
 # The first takes the beginnings of names, "=" before a whole one, "^" before those to leave out (NCCL's guide).
-INTERFACES = (
-    *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_IB_HCA"),
-    *("NCCL_FASTRAK_CTRL_DEV", "NCCL_GPUDIRECTTCPX_CTRL_DEV"),
-)
+INTERFACES = _TABLE["interfaces"]
 # Lists of cores that bind threads: libgomp's, Intel's OpenMP's (`explicit,proclist=[0,2-6:2]`), and OpenMP's.
-BINDING = {
-    "GOMP_CPU_AFFINITY": "(.*)",
-    "KMP_AFFINITY": r"proclist=\[([^\]]*)\]",
-    "OMP_PLACES": r"^(\{(?!.*\}:).*)",
-}
+BINDING = _TABLE["binding"]
 _SPAN = re.compile(r"(\d{1,5})(?:[-:](\d{1,5}))?(?::(\d{1,5}))?")
 # Allocators and OpenMP runtimes that people preload on purpose: they replace malloc or threads, and nothing of CUDA.
 USUAL = re.compile(r"lib(jemalloc|tcmalloc\w*|mimalloc|iomp5|gomp|omp|stdc\+\+|gcc_s)(-[\w.]+)?\.so[\d.]*")

@@ -91,7 +91,7 @@ def usual(readings: list[list[int]]) -> Link:
 
 
 def _one(view: View, entry: Measured) -> Any:
-    where = f"rank {entry['rank']} ({entry.get('name')}, {entry['device']})"
+    where = f"{process_group.name(entry)} ({entry.get('name')})"
     readings = entry.get("readings") or []
     if not readings or not all(
         isinstance(one, list) and len(one) == len(Link._fields) and all(isinstance(n, int) and n > 0 for n in one)

@@ -1,6 +1,7 @@
 """The driver was upgraded, the node works, and every container on it looks for libraries of yesterday's driver.
 
-`nvidia-ctk cdi generate` writes a CDI specification once, and nobody writes it again.
+`nvidia-ctk cdi generate` writes a CDI specification once, and nobody writes it again. It holds device numbers, too,
+which the kernel gives anew at each boot (NVIDIA/NemoClaw#4733, NVIDIA/nvidia-container-toolkit#1934).
 """
 
 import re
@@ -56,6 +57,13 @@ def _stale(view: View, specifications: list[dict[str, Any]]) -> list[Outcome]:
             why = f"{row['path']} names files of driver {', '.join(others)}; loaded is {driver}"
             fix, code = _GENERATE.format(path=row["path"]), "container-toolkit.stale"
             findings.append(warned(why, fix=fix, value=others[0], limit=limit, code=code, culprit=row["path"]))
+        major = (view.snapshot.signal("toolkit.cdi_uvm").value or {}).get(row["path"])
+        if major is not None:
+            why = (
+                f"{row['path']} gives containers a /dev/nvidia-uvm ({major}) that is none: CUDA does not start in them"
+            )
+            fix = _GENERATE.format(path=row["path"])
+            findings.append(warned(why, fix=fix, value=major, code="container-toolkit.moved", culprit=row["path"]))
     return findings
 
 

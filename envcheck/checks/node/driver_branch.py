@@ -15,9 +15,9 @@ _NUMBER = re.compile(r"\d{1,9}\.\d")
 def judge(view: View) -> Outcome:
     """Warn from the month after the branch's last, and of a branch that the matrix does not know."""
     driver, month = str(view.snapshot.signal("driver.version").value), view.snapshot.taken[:7]
-    elsewhere = _elsewhere(view)
+    elsewhere = "Windows" if matrix_facts.wsl(view) else "JetPack" if matrix_facts.jetson(view) else ""
     if elsewhere:
-        text = f"{elsewhere}: NVIDIA's Linux branches and their ends do not apply to driver {driver}"
+        text = f"driver {driver} is the one of {elsewhere}: NVIDIA's Linux branches and their ends do not apply to it"
         return skipped(text, code="driver-branch.not-applicable")
     if not _NUMBER.match(driver) or not month:
         text = f"driver {driver} at {month or 'no date'}"
@@ -39,9 +39,3 @@ def judge(view: View) -> Outcome:
         )
         return warned(why, fix=fix, value=month, limit=limit, code="driver-branch.ended")
     return passed(f"R{row.branch} is maintained until {row.end_of_life}", value=month, limit=limit)
-
-
-def _elsewhere(view: View) -> str:
-    if matrix_facts.wsl(view):
-        return "WSL2: the driver is the one of Windows"
-    return "Jetson: the driver is part of JetPack" if matrix_facts.jetson(view) else ""

@@ -1,5 +1,6 @@
 """Behind NVSwitches a GPU works only once the fabric manager has registered it."""
 
+import re
 from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, matrix_facts, passed, skipped, undecided, warned, worst
@@ -19,6 +20,11 @@ _SHARED, _WAITING = ("1", "2"), ("not started", "in progress")
 _NOT_READY = 802  # cuInit: CUDA_ERROR_SYSTEM_NOT_READY
 _LOOK = f"if fabricmanager.cfg on the host has FABRIC_MODE=1 or 2, activate a partition of these GPUs; else {_FIX}"
 _SCARCE = "the fabric has limited capacity for {gpu}"
+# GPUs of several nodes are one NVLink domain; without its id NCCL and IMEX leave the node outside
+# (Azure/azhpc-images#506, NVIDIA/go-nvlib#54).
+_RACK = re.compile(r"\bGB[23]00\b")
+_APART = "the node is in no NVLink domain: {gpu} has no ClusterUUID"
+_SPLIT = "the GPUs are of several NVLink domains or partitions: {gpu} of {value}"
 _SINCE = key("9.0")  # older GPUs do not tell of their fabric
 
 
@@ -40,6 +46,7 @@ def judge(view: View) -> Outcome:
         *_unsupported(view, fabric, attached),
         *fabric.blame(bad, Rule(verdict, "fabric.unregistered", "fabric: {gpu} {value}", fix, _LIMIT)),
         *fabric.blame(scarce, Rule(warned, "fabric.limited", _SCARCE, _FIX, _LIMIT)),
+        *_domains(view, fabric),
     ]
     if not attached:
         none = skipped("no GPU here has a fabric (not supported)", code="fabric.none")
@@ -53,6 +60,18 @@ def judge(view: View) -> Outcome:
             return worst(findings, skipped(text, code="fabric.shared"))
         findings.append(undecided(f"{text}; no CUDA starts", fix="activate one", code="fabric.unpartitioned"))
     return worst(findings, passed(f"{counted(len(attached), 'GPU')} registered", value="completed", limit=_LIMIT))
+
+
+def _domains(view: View, fabric: Reading) -> list[Outcome]:
+    names, done = (
+        read(view, "name").values,
+        fabric.where(lambda info: info["state"] == "completed" and "cluster" in info),
+    )
+    ids = {gpu: f"{info['cluster']} {info.get('clique')}" for gpu, info in done.items() if info["cluster"]}
+    none = {gpu: "" for gpu in done if gpu not in ids and _RACK.search(str(names.get(gpu)))}
+    odd = {gpu: one for gpu, one in ids.items() if one != max(ids.values(), key=[*ids.values()].count)}
+    apart = Rule(warned, "fabric.no-domain", _APART, _FIX, _LIMIT)
+    return [*fabric.blame(none, apart), *fabric.blame(odd, Rule(warned, "fabric.split", _SPLIT, _FIX, _LIMIT))]
 
 
 def _unsupported(view: View, fabric: Reading, attached: dict[str, Any]) -> list[Outcome]:

@@ -1,14 +1,16 @@
 """A GPU that fell off the bus, or that the driver could not start, is simply not in nvidia-smi's list.
 
-The PCI bus still shows it.
+The PCI bus still shows it; one that it does not show either, only the number of GPUs of the machine tells.
 """
 
+import json
+from pathlib import Path
 from typing import Any
 
 from envcheck import checks
 from envcheck.checks import PASS, SKIP, Outcome, View, failed, matrix_facts, passed, skipped, undecided, warned, worst
 from envcheck.checks.gpu_readings import about, label, lost, place, slot
-from envcheck.checks.node import kernel_module
+from envcheck.checks.node import kernel_module, nvlink
 from envcheck.counting import counted
 from envcheck.node.snapshot import Gpu
 
@@ -17,12 +19,15 @@ CHECK = checks.Check("every NVIDIA GPU on the PCI bus answers the driver", "quic
 _SOURCE = "NVIDIA display controllers under /sys/bus/pci/devices; NVML's list of devices"
 _FIX = "read the Xids in `dmesg`; look at its power cables; reboot, then reseat or replace the GPU"
 _OTHER = "install NVIDIA's driver or load it (see driver-nvml), blacklist nouveau; in a container use --gpus all"
+# The GPUs of a machine by the beginning of its product's name.
+_MACHINES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+_ODD = (3, 5, 7)
 _DISPLAY = "nothing, if it draws a display; else blacklist its driver, or install a branch of NVIDIA's that knows it"
 
 
 def judge(view: View) -> Outcome:
     """Fail on a GPU that NVML lost or never had; warn on one that has another driver, or none."""
-    silent, bus = _lost(view), _bus(view)
+    silent, bus = [*_lost(view), *_fewer(view)], _bus(view)
     return worst(silent if bus.status in (PASS, SKIP) else [*silent, bus], bus)
 
 
@@ -38,6 +43,19 @@ def _lost(view: View) -> list[Outcome]:
         code = "gpu-lost.reset-required" if final.why == "reset-required" else "gpu-lost.lost"
         findings.append(failed(text, fix=_FIX, code=code, **counts, **about(gpu)))
     return findings
+
+
+def _fewer(view: View) -> list[Outcome]:
+    """Return that the PCI bus lacks GPUs: aws/eks-node-monitoring-agent#121, NVIDIA/gpu-operator#2511."""
+    bus, product = (view.snapshot.signal(name).value for name in ("pci.gpus", "host.product"))
+    due = next((count for name, count in _MACHINES["gpus"].items() if str(product).startswith(name)), 0)
+    count, text = len(bus or []), f"{counted(len(bus or []), 'GPU')} on the PCI bus; "
+    about: dict[str, Any] = {"fix": _FIX, "value": count, "limit": checks.Limit(due, "GPUs", _MACHINES["source"])}
+    if bus is not None and count < due:
+        return [failed(f"{text}{product} has {due}", code="gpu-lost.fewer", culprit=str(product), **about)]
+    boards = all(nvlink.board(str(gpu.signal("name").value)) for gpu in view.snapshot.gpus)
+    odd = warned(f"{text}such boards carry 2, 4 or 8: one may be missing", code="gpu-lost.odd", **about)
+    return [odd] if boards and not due and view.snapshot.gpus and count in _ODD else []
 
 
 def _for_guests(gpu: dict[str, Any]) -> bool:

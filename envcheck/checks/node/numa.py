@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
+from envcheck.checks import ERROR, Check, Limit, Outcome, View, passed, skipped, warned, worst
 from envcheck.checks.gpu_readings import Rule, at, place, unreadable
 from envcheck.checks.node.visible_devices import NAME, parse
 
@@ -35,8 +35,8 @@ def judge(view: View) -> Outcome:
 def _far(view: View, gpus: list[dict[str, Any]]) -> list[Outcome]:
     cpus = view.snapshot.signal("host.numa_cpus")
     if cpus.value is None:
-        fix, text = "look at `lscpu` and /proc/self/status", f"undetermined: the CPUs of this process: {cpus.reason}"
-        return [] if cpus.why == "not-collected" else [undecided(text, fix=fix, code="numa.cpus-unread")]
+        unread = unreadable(view, "host.numa_cpus", "look at `lscpu` and /proc/self/status", ())
+        return [unread] if unread and unread.status == ERROR else []
     uuids = [gpu.uuid for gpu in view.snapshot.gpus]
     chosen = parse((view.snapshot.signal("env").value or {}).get(NAME), uuids).chosen
     own, findings = {uuids[index] for index in chosen if isinstance(index, int)}, []

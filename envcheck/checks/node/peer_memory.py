@@ -1,13 +1,14 @@
 """Without peer memory every byte between a network card and a GPU makes a detour through host memory.
 
-With the open kernel module and a kernel of 5.12 or newer DMA-BUF does the same as nvidia-peermem.
+With the open kernel module and a kernel of 5.12 or newer DMA-BUF does the same as nvidia-peermem, which loads without
+MLNX_OFED too, and then does nothing (NVIDIA/nccl#1939, #897).
 """
 
 import re
 
-from envcheck.checks import Check, Limit, Outcome, View, matrix_facts, passed, skipped, undecided, warned
+from envcheck.checks import Check, Limit, Outcome, View, matrix_facts, passed, skipped, warned
+from envcheck.checks.gpu_readings import unreadable
 from envcheck.checks.node.infiniband import active, ports
-from envcheck.node.snapshot import Signal
 
 CHECK = Check("network cards can read and write the GPUs' memory", "quick", 0.01, gpus=1)
 
@@ -28,22 +29,16 @@ def judge(view: View) -> Outcome:
     if matrix_facts.datacenter(view) is False:
         text = "not every GPU here is a data-centre one, and others have no GPUDirect RDMA"
         return skipped(text, code="peer-memory.not-datacenter")
-    if modules.value is None and modules.why != "unsupported":
-        reason = f"the kernel's modules cannot be read: {modules.reason}"
-        return undecided(reason, fix="mount /proc", code="peer-memory.unread")
-    return _way(view, modules)
-
-
-def _way(view: View, modules: Signal) -> Outcome:
-    loaded = [name for name in _MODULES if name in (modules.value or [])]
-    if loaded:
-        return passed(f"{loaded[0]} is loaded", value=loaded[0], limit=_LIMIT)
     kernel, flavour = (view.snapshot.signal(name).value for name in ("host.kernel", "driver.kernel_flavour"))
     numbers = re.match(r"(\d+)\.(\d+)", str(kernel))
     if flavour == "open" and numbers and (int(numbers[1]), int(numbers[2])) >= _DMA_BUF:
         return passed(f"DMA-BUF: the open kernel module on Linux {kernel}", value="DMA-BUF", limit=_LIMIT)
-    if modules.value is None:
-        text = f"this kernel lists no modules ({modules.reason}): nvidia_peermem may be built in"
-        return skipped(text, code="peer-memory.modules-hidden")
-    text = f"no nvidia_peermem, and no DMA-BUF with the {flavour or 'unknown'} kernel module on Linux {kernel}"
-    return warned(text, fix=_FIX, value="neither", limit=_LIMIT, code="peer-memory.none")
+    loaded = next((name for name in _MODULES if name in (modules.value or [])), None)
+    # It loads without the verbs of an OFED, too, and then registers with nobody.
+    peers = view.snapshot.signal("host.memory_peers").value
+    if loaded and (loaded == "efa_nv_peermem" or peers is None or "nv_mem" in peers):
+        return passed(f"{loaded} is loaded", value=loaded, limit=_LIMIT)
+    hidden = unreadable(view, "host.gpu_modules", "mount /proc", ("unsupported",))
+    text = f"no DMA-BUF with the {flavour or 'unknown'} kernel module on Linux {kernel}, and "
+    text += f"{loaded} is loaded and has registered with nobody" if loaded else "no nvidia_peermem"
+    return hidden or warned(text, fix=_FIX, value="neither", limit=_LIMIT, code="peer-memory.none")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from envcheck import checks
-from envcheck.checks import FAIL, PASS, WARN, Limit, Outcome, View, failed, passed, skipped, undecided, warned, worst
-from envcheck.checks.gpu_readings import at, lost, place, slot
+from envcheck.checks import FAIL, PASS, WARN, Limit, Outcome, View, failed, passed, skipped, warned, worst
+from envcheck.checks.gpu_readings import at, lost, place, slot, unreadable
 from envcheck.checks.node import kernel_module, recovery_action
 from envcheck.counting import counted
 from envcheck.node import kernel_log
@@ -215,13 +215,8 @@ def events(view: View, name: str) -> list[Event] | Outcome:
     driver, nvml = view.snapshot.signal("driver.kernel"), view.snapshot.signal("driver.library")
     if not view.snapshot.gpus and driver.value is None and nvml.value is None:
         return skipped(f"no NVIDIA driver here: {driver.reason}; {nvml.reason}", code="driver.none")
-    log = view.snapshot.signal(name)
-    if log.why in _NOT_SHOWN:
-        return skipped(f"the kernel's log may not be read ({log.reason}): {_FIX}", code="kernel-log.hidden")
-    if log.value is None:
-        return undecided(f"the kernel's log cannot be read: {log.reason}", fix=_FIX, code="kernel-log.unread")
-    found: list[Event] = log.value
-    return found
+    found: list[Event] = view.snapshot.signal(name).value or []
+    return found or unreadable(view, name, _FIX, _NOT_SHOWN) or found
 
 
 def count(event: Event) -> int:

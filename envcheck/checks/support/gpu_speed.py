@@ -138,7 +138,7 @@ def _one(view: View, entry: Measured, name: str, check: str, unit: str, fix: str
     from envcheck.checks import limits
 
     row, value = _row(view, entry, check), float(entry["values"][name])
-    where = f"rank {entry['rank']} ({entry.get('name')}, {entry['device']}), {name}: {value:.4g} {unit}"
+    where = f"{process_group.name(entry)} ({entry.get('name')}), {name}: {value:.4g} {unit}"
     if row is None:
         return None
     details = {**about(entry), "values": entry["values"]}

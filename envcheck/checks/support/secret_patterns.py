@@ -5,7 +5,9 @@ What is returned are names, never values.
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 NAMED = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY)S?(?:_|$)", re.IGNORECASE)
 _HARMLESS_NAME = re.compile(r"TOKENIZERS|_FILE$|_PATH$|_DIR$", re.IGNORECASE)
@@ -15,17 +17,7 @@ _HARMLESS_VALUE = re.compile(
 )
 IN_URL = re.compile(r"//[^/:@\s]+:[^/@\s]+@|https?://[^/:@\s]{16,}@")
 # Issuers mark their tokens so that they can be found.
-_ISSUED = {
-    "a Hugging Face token": r"\bhf_[A-Za-z0-9]{30,}",
-    "a GitHub token": r"\b(?:gh[opsru]_[A-Za-z0-9]{36}|github_pat_\w{22,})",
-    "a GitLab token": r"\bglpat-[\w-]{20,}",
-    "an AWS key": r"\bAKIA[0-9A-Z]{16}\b",
-    "an NVIDIA key": r"\bnvapi-[\w-]{40,}",
-    "a package index token": r"\bpypi-AgE[\w-]{50,}",
-    "a Docker token": r"\bdckr_pat_[\w-]{20,}",
-    "a Slack token": r"\bxox[abprs]-[\w-]{10,}",
-    "a private key": "-----BEGIN [A-Z ]*PRIVATE KEY-----",
-}
+_ISSUED = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 _ISSUERS = tuple((name, re.compile(pattern)) for name, pattern in _ISSUED.items())
 _ASSIGNED = re.compile(r"""(?<![\w$./-])(?P<name>[A-Za-z_]\w*)=(?P<value>"[^"]*"|'[^']*'|[^\s;&|]*)""")
 _OPTION = re.compile(r"(?<!\S)--(?P<name>[a-z-]*(?:token|password|passwd|api-key|secret))[= ](?P<value>[^-\s]\S*)")

@@ -17,7 +17,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank
 from envcheck.checks.env import dcgm_diag
 from envcheck.node import subprocesses
-from tests.builders import gpu_view
+from tests.builders import gpu_view, put_gpu
 
 RANK = Rank(0, 1, 0, "cuda:0", "nccl", "/nonexistent")
 
@@ -128,6 +128,8 @@ def test_each_document_comes_to_its_outcome(
     measured = dcgm_diag.measure(RANK)
     outcome = dcgm_diag.judge(gpu_view("h100x8"), [measured])
     assert outcome.status == status, outcome
+    sliced = dcgm_diag.judge(put_gpu(gpu_view("h100x8"), [0], mig_mode="on"), [measured])
+    assert sliced.status == (SKIP if status == ERROR else status)
     assert [word for word in words if word not in outcome.summary] == []
     assert bool(outcome.remedy) == (status not in (PASS, SKIP))
     assert "1650000000001" not in json.dumps(measured["document"])

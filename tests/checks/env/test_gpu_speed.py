@@ -74,7 +74,7 @@ def test_each_limit_holds_on_both_sides(
         outcome = check.judge(h100, ranks)
         assert outcome.status == status, (value, outcome)
         if status in (FAIL, WARN):
-            assert f"({H100}, {h100.snapshot.gpus[0].uuid}), {name}" in outcome.summary
+            assert f"on {h100.snapshot.gpus[0].uuid} ({H100}), {name}" in outcome.summary
             assert (outcome.limit is not None, bool(outcome.remedy)) == (True, True)
 
 
