@@ -7,14 +7,12 @@ an interface.
 
 import os
 import shlex
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from envcheck.checks.support import secret_patterns
-from envcheck.errors import UnavailableError, refuse
-from envcheck.images.engines import FABRIC, BindMount, Container, ImageInfo, holder
+from envcheck.images.engines import FABRIC, BindMount, ImageInfo, holder
 from envcheck.images.spec import LABEL_PREFIX
 from envcheck.runner.launcher import place
 from envcheck.runner.local_python import IMAGE_PREFIX, PACKAGE, Handle, with_packages
@@ -24,7 +22,6 @@ _DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")  # the second is WSL's paravirt
 _STAGING: Final = "/run/envcheck"
 _WORKER: Final = f"{_STAGING}/envcheck/runner/worker/main.py"
 _PLAN: Final = "/run/envcheck-plan"
-_POLL: Final = 0.2
 # The first that has torch; else the first there is, so that the report can say what it lacks.
 _FIND: Final = """
 first=
@@ -64,7 +61,7 @@ class ContainerTarget:
 
     def start(self, directory: Path) -> Handle:
         """Start a container with the package mounted read-only and the plan's directory writable by any user."""
-        running = self._engine.run_container(
+        return self._engine.run_container(
             self._image,
             argv=self.argv(),
             mounts=[BindMount(PACKAGE, f"{_STAGING}/envcheck"), BindMount(directory, _PLAN, read_only=False)],
@@ -73,7 +70,6 @@ class ContainerTarget:
             fabric=Path(FABRIC).is_dir(),
             network="host" if place(os.environ).several_nodes else self._network,
         )
-        return ContainerHandle(running)
 
     def argv(self) -> list[str]:
         """Return what the container runs: --python, the Python of an image of ours, or the one a shell finds."""
@@ -105,31 +101,3 @@ def image_facts(info: ImageInfo, history: list[str]) -> ImageFacts:
         repository_digests=list(info.digests.repository),
         diff_ids=info.layers,
     )
-
-
-class ContainerHandle:
-    """A worker in a container."""
-
-    def __init__(self, running: Container) -> None:
-        self._running = running
-        self._polled_at = 0.0
-
-    def poll(self) -> int | None:
-        """Return the exit code, or None while it runs; one killed for its memory has its own text."""
-        # Each question is a round trip to the engine.
-        if time.monotonic() - self._polled_at < _POLL:
-            return None
-        self._polled_at = time.monotonic()
-        code = self._running.wait(0)
-        if code is not None and self._running.out_of_memory():
-            fix = "give the engine more, or run fewer ranks (--nproc)"
-            refuse("the container ran out of memory", fix, UnavailableError)
-        return code
-
-    def log(self) -> str:
-        """Return the last lines the worker printed."""
-        return self._running.logs()
-
-    def end(self, groups: list[int]) -> None:  # noqa: ARG002 (they end with the container)
-        """Close its stdin, kill all of it and remove it."""
-        self._running.close()

@@ -15,6 +15,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from envcheck.checks import View, failed, undecided
+from envcheck.checks.support import control_group
 from envcheck.errors import refuse
 from envcheck.node.collect import now, sound
 from envcheck.node.snapshot import Snapshot
@@ -34,10 +35,7 @@ _SHOWN = 5
 
 def boot_id() -> str:
     """Return the kernel's name for this boot; empty where it tells none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
+    return control_group.text(Path("/proc/sys/kernel/random/boot_id")).strip()
 
 
 @dataclasses.dataclass
@@ -65,7 +63,6 @@ class Run:
     load: float | None = None
     _since: float = dataclasses.field(default_factory=time.monotonic)
     _before: float = 0.0
-    _shaped: tuple[Any, Any] = (None, None)
 
     def go_on(self, earlier: "Run", where: Path, tools: tuple[str, str]) -> None:
         """Take over what a run that was cut short came to; refuse another run's. `tools`: versions then and now."""
@@ -152,11 +149,9 @@ class Run:
     @property
     def view(self) -> View:
         """Return what judges may look at; a signal's value that has not its shape was not read."""
-        if self._shaped[0] is not self.snapshot:
-            self._shaped = (self.snapshot, sound(self.snapshot))
         mode, image = "gpu" if self.mode == "gpu" else "cpu", self.asked.target.facts.image
         image_facts = structs.asdict(image) if image else {}
-        return View(self._shaped[1], self.environment, self.promises, mode, self.asked.matrix, image_facts)
+        return View(sound(self.snapshot), self.environment, self.promises, mode, self.asked.matrix, image_facts)
 
     @property
     def ordered(self) -> list[OutcomeRow]:
@@ -236,10 +231,7 @@ def validate(run: Run, collect: Callable[[], Snapshot], watcher: Watcher, pause:
         run.known.update(hold_demands(run.asked.demands, run.outcomes))
         run.ended = now()
     finally:
-        # Until it is known to be the same environment, the report of the run that was cut short stays as it is.
-        if run.report is None:
-            run.taken = run.elapsed
-            watcher.learned(run)
+        _tell(run, watcher)
 
 
 def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Watcher) -> None:
@@ -272,9 +264,14 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
                 run.current[identity] = outcome_row(modules[identity], outcome, event, before, seconds)
             if event["event"] == "started":
                 watcher.running(event["id"])
-            if run.report is None:
-                run.taken = run.elapsed
-                watcher.learned(run)
+            _tell(run, watcher)
+
+
+def _tell(run: Run, watcher: Watcher) -> None:
+    # Until it is known to be the same environment, the report of the run that was cut short stays as it is.
+    if run.report is None:
+        run.taken = run.elapsed
+        watcher.learned(run)
 
 
 def _beside(collect: Callable[[], Snapshot]) -> Future[Snapshot]:

@@ -106,20 +106,22 @@ def outcomes_of(
             lost = Outcome(ERROR, event["why"], remedy=fix, code=event.get("code", "worker.lost"))
             known = {identity: outcome or lost for identity, outcome in known.items()}
         return [(identity, outcome) for identity, outcome in known.items() if outcome is not None]
-    if event["event"] == "left-out" and event["id"] in waiting:
-        [planned] = [check.seconds for check in plan.checks if check.id == event["id"]]
-        remaining = f"{max(event['left'], 0.0):.1f} s of the budget of {plan.budget or 0.0:g} s were left"
-        return [(event["id"], skipped(f"left out: planned for {planned:g} s, and {remaining}", code="budget.left-out"))]
     if event["event"] not in ("done", "left-out"):
         return []
     module = modules[event["id"]]
-    if module.id in waiting and event["error"] is None:
-        return [(module.id, decide(module, view, event["ranks"], event.get("kept")))]
-    if module.id in waiting:
-        return [(module.id, lost_rank(module, event["error"], view.environment))]
-    fix = "look at what Python starts with: run installed-files"
-    why = "its result was reported twice: something else writes in the worker's place"
-    return [(module.id, undecided(why, fix=fix, code="rank.reported-twice"))]
+    if module.id not in waiting:
+        fix = "look at what Python starts with: run installed-files"
+        why = "its result was reported twice: something else writes in the worker's place"
+        outcome = undecided(why, fix=fix, code="rank.reported-twice")
+    elif event["event"] == "left-out":
+        [planned] = [check.seconds for check in plan.checks if check.id == module.id]
+        left = f"{max(event['left'], 0.0):.1f} s of the budget of {plan.budget or 0.0:g} s were left"
+        outcome = skipped(f"left out: planned for {planned:g} s, and {left}", code="budget.left-out")
+    elif event["error"] is None:
+        outcome = decide(module, view, event["ranks"], event["kept"])
+    else:
+        outcome = lost_rank(module, event["error"], view.environment)
+    return [(module.id, outcome)]
 
 
 def unmeasured(module: CheckModule, view: View, plan: Plan, world: int = 0) -> Outcome | None:

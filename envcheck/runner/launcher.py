@@ -20,7 +20,7 @@ _MARKS: Final = (
 )
 Launcher = Literal["none", "torchrun", "slurm", "mpi", "kubernetes"]
 _SLURM_NUMBERS: Final = (
-    *("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES"),
+    *("SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES"),
     *("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_ID"),
 )
 # An elastic job says how many nodes it may have: NNODES=1:4.
@@ -60,15 +60,15 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 # The variables of rank and world, then of the rank's number on its node, of that node's ranks, of the node, and of the
 # nodes, as far as a launcher says so. In this order: mpirun and torchrun may run inside a step of Slurm, whose
 # variables their ranks inherit.
-_STARTS_RANKS: Final[tuple[tuple[Launcher, str], ...]] = (
+_STARTS: Final[tuple[tuple[Launcher, str], ...]] = (
     ("torchrun", "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"),
     ("mpi", "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("mpi", "MV2_COMM_WORLD_RANK MV2_COMM_WORLD_SIZE MV2_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_LOCAL_SIZE"),
     ("mpi", "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS"),
     ("mpi", "PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE"),
-)
-# One process a node: its number on the node is unknown.
-_STARTS_NODES: Final[tuple[tuple[Launcher, str], ...]] = (
+    ("slurm", "SLURM_PROCID SLURM_STEP_NUM_TASKS"),
+    ("slurm", "SLURM_PROCID SLURM_NTASKS"),
+    # One process a node: its number on the node is unknown.
     ("torchrun", "RANK WORLD_SIZE"),
     ("mpi", "PMI_RANK PMI_SIZE"),
     ("kubernetes", "JOB_COMPLETION_INDEX WORLD_SIZE"),
@@ -95,7 +95,7 @@ def place(environ: Mapping[str, str]) -> Place:
 
 def complaints(environ: Mapping[str, str]) -> list[str]:
     """Return what a launcher's variables say that cannot be, and that `place` therefore does not use."""
-    named = (name for _, names in (*_STARTS_RANKS, *_STARTS_NODES) for name in names.split())
+    named = (name for _, names in _STARTS for name in names.split())
     wrong = [
         f"{name}={environ[name]!r} is not a number that a launcher sets"
         for name in dict.fromkeys([*named, *_SLURM_NUMBERS])
@@ -119,11 +119,7 @@ def _left_behind(launched: Place, environ: Mapping[str, str]) -> bool:
 
 
 def _from_environment(environ: Mapping[str, str]) -> Place | None:
-    return (
-        next(filter(None, (_ranks(environ, *row) for row in _STARTS_RANKS)), None)
-        or _slurm(environ)
-        or next(filter(None, (_ranks(environ, *row) for row in _STARTS_NODES)), None)
-    )
+    return next(filter(None, (_ranks(environ, *row) for row in _STARTS)), None)
 
 
 def _ranks(environ: Mapping[str, str], launcher: Launcher, names: str) -> Place | None:
@@ -133,7 +129,7 @@ def _ranks(environ: Mapping[str, str], launcher: Launcher, names: str) -> Place 
         return None
     local = local or 0
     local_world = local_world or local + 1
-    return Place(
+    found = Place(
         launcher=launcher,
         rank=rank,
         world=world,
@@ -145,25 +141,16 @@ def _ranks(environ: Mapping[str, str], launcher: Launcher, names: str) -> Place 
         node_rank=rank - local if node_rank is None else node_rank,
         nodes=nodes or math.ceil(world / local_world),
     )
+    return _in_slurm(found, environ) if launcher == "slurm" else found
 
 
-def _slurm(environ: Mapping[str, str]) -> Place | None:
-    rank = _number(environ, "SLURM_PROCID")
-    world = _number(environ, "SLURM_STEP_NUM_TASKS") or _number(environ, "SLURM_NTASKS")
+def _in_slurm(found: Place, environ: Mapping[str, str]) -> Place | None:
     # Inside sbatch, but not started by srun: no rank of anything.
-    if rank is None or world is None or ("SLURM_STEP_ID" not in environ and rank == 0):
+    if "SLURM_STEP_ID" not in environ and found.rank == 0:
         return None
-    local = _number(environ, "SLURM_LOCALID") or 0
-    return Place(
-        launcher="slurm",
-        rank=rank,
-        world=world,
-        local_rank=local,
-        local_world=_tasks_here(environ) or local + 1,
-        node=_node(environ),
-        node_rank=_slurm_node(environ),
-        nodes=max(1, _job_nodes(environ)),
-    )
+    local, nodes = _number(environ, "SLURM_LOCALID") or 0, max(1, _job_nodes(environ))
+    here = {"local_rank": local, "local_world": _tasks_here(environ) or local + 1}
+    return structs.replace(found, **here, node_rank=_slurm_node(environ), nodes=nodes)
 
 
 def _slurm_node(environ: Mapping[str, str]) -> int:

@@ -34,6 +34,7 @@ _LOG_MOST: Final = 1 << 24
 IMAGE_PROMISES: Final = Path("/etc/envcheck/promises.json")
 IMAGE_PREFIX: Final = "/opt/venv"
 _MOST_PROMISES: Final = 1 << 20  # bytes: it is as others left it, and may be a pipe or a device
+_REBUILD: Final = "build the environment again, or remove the file"
 _OLDEST: Final = (3, 9)  # what the worker is written for
 
 
@@ -43,11 +44,11 @@ class Handle(Protocol):
     def poll(self) -> int | None:
         """Return the exit code, or None while it runs."""
 
-    def log(self) -> str:
+    def logs(self) -> str:
         """Return the last of what the worker itself printed."""
 
-    def end(self, groups: list[int]) -> None:
-        """Cut the lifeline, and end what does not follow; `groups` are process groups it is known to have started."""
+    def close(self) -> None:
+        """Cut the lifeline, end what does not follow, and remove what is left of it."""
 
 
 class Target(Protocol):
@@ -175,23 +176,23 @@ class LocalHandle:
             self._cut = f"[cut: more than {_LOG_MOST >> 20} MiB]\n"
         return self._process.poll()
 
-    def log(self) -> str:
+    def logs(self) -> str:
         """Return the last of what the worker printed."""
         size = os.fstat(self._log.fileno()).st_size
         tail = os.pread(self._log.fileno(), _LOG_TAIL, max(0, size - _LOG_TAIL)).lstrip(b"\0")
         return f"{self._cut}{tail.decode(errors='replace')}"
 
-    def end(self, groups: list[int]) -> None:
-        """Cut the lifeline; after a while, or where the guard itself is gone, kill by process group."""
+    def close(self) -> None:
+        """Cut the lifeline; after a while, or where the guard itself is gone, kill what is left of its session."""
         self._log.close()
         if self._process.stdin is not None:
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             if self._process.wait(_GRACE) >= 0:
                 return
-        for group in [self._process.pid, *groups]:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, signal.SIGKILL)
+        everybody = [subprocesses.stat(process.name) for process in Path("/proc").glob("[0-9]*")]
+        for group in {fields[2] for fields in everybody if fields[3:4] == [str(self._process.pid)]}:
+            subprocesses.signal_quietly(-int(group), signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE)
 
@@ -236,22 +237,15 @@ def read_promises(prefix: str) -> dict[str, str]:
     """Return the promises of an environment made by envcheck, by its sys.prefix."""
     for promises in (Path(prefix) / "envcheck-promises.json", *([IMAGE_PROMISES] if prefix == IMAGE_PREFIX else [])):
         try:
-            content = safe_files.read_regular(promises, _MOST_PROMISES)
+            promised = msgspec.json.decode(safe_files.read_regular(promises, _MOST_PROMISES), type=dict[str, str])
+        except msgspec.DecodeError as error:
+            refuse(f"{promises} is not a JSON object of strings: {error}", _REBUILD)
         except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in what it calls its prefix
             continue
         except OSError as error:
-            refuse(f"{promises} cannot be read: {error.strerror}", "build the environment again, or remove the file")
-        return parse_promises(content, str(promises))
+            refuse(f"{promises} cannot be read: {error.strerror}", _REBUILD)
+        return {key.replace("-", "_"): value for key, value in promised.items()}
     return {}
-
-
-def parse_promises(text: str | bytes, where: str) -> dict[str, str]:
-    """Return a JSON object of strings, its keys as checks know them; anything else is a ConfigError."""
-    try:
-        promises = msgspec.json.decode(text, type=dict[str, str])
-    except msgspec.DecodeError as error:
-        refuse(f"{where} is not a JSON object of strings: {error}", "build the environment again, or remove the file")
-    return {key.replace("-", "_"): value for key, value in promises.items()}
 
 
 def with_packages(promises: Mapping[str, str]) -> dict[str, str]:
@@ -274,23 +268,19 @@ def with_packages(promises: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pins(name: str, digest: str, groups: Sequence[Group]) -> list[str]:
+    """Return what the lock with this digest pins: shipped, made by builds here, or both; of one architecture."""
     cell = Cell.parse(name)  # a label is anybody's: only a cell's name becomes a path
-    if cell is None:
-        return []
-    locks = next((locks for locks in _locks_here(cell, groups) if lockfile.digest(locks) == digest), [])
-    return [f"{pin.name}=={pin.version}" for each in locks for pin in each.pins]
-
-
-def _locks_here(cell: Cell, groups: Sequence[Group]) -> Iterator[list[Lock]]:
-    """Yield what a build may have installed: shipped locks, those builds made, both; one architecture at a time."""
-    for arch in get_args(HostArch):
-        shipped, made = (_locks_in(place("images"), cell, groups, arch) for place in (data_path, state_path))
+    for arch in get_args(HostArch) if cell else ():
+        shipped, made = (_locks_in(place("images") / str(cell), groups, arch) for place in (data_path, state_path))
         for locks in (shipped, made, {**made, **shipped}):
-            yield [locks[group] for group in groups if group in locks]
+            installed = [locks[group] for group in groups if group in locks]
+            if lockfile.digest(installed) == digest:
+                return [f"{pin.name}=={pin.version}" for lock in installed for pin in lock.pins]
+    return []
 
 
-def _locks_in(images: Path, cell: Cell, groups: Sequence[Group], arch: HostArch) -> dict[Group, Lock]:
+def _locks_in(directory: Path, groups: Sequence[Group], arch: HostArch) -> dict[Group, Lock]:
     try:
-        return {lock.group: lock for lock in lockfile.read_locks(images / str(cell), groups, arch)}
+        return {lock.group: lock for lock in lockfile.read_locks(directory, groups, arch)}
     except (ConfigError, OSError):
         return {}

@@ -110,31 +110,25 @@ def outcome_row(
 def last_lines(log: str, count: int = _LINES) -> list[str]:
     """Return at most `count` lines, of a long one its end; of what faulthandler dumps the head, where it hangs."""
     lines = log.splitlines()
-    own = list(_telling(lines))
-    if not any(map(_FRAME.match, own)):
-        own = lines  # it went wrong in envcheck itself: its frames are all there is
+    # Where it went wrong in envcheck itself, its frames are all there is.
+    skipped = _NOISE if any(_FRAME.match(line) and not _NOISE.match(line) for line in lines) else None
     # A check's file lies under a directory of this run alone.
-    return [re.sub(r'(File ")[^"]*/(envcheck/checks/)', r"\1\2", line)[-_WIDTH:] for line in _innermost(own)][-count:]
+    own = (re.sub(r'(File ")[^"]*/(envcheck/checks/)', r"\1\2", line)[-_WIDTH:] for line in _telling(lines, skipped))
+    return [*own][-count:]
 
 
-def _telling(lines: Iterable[str]) -> Iterator[str]:
-    """Yield all but the frames of noise; a frame's source, and the dots of a dump cut short, go with it."""
-    noise = False
+def _telling(lines: Iterable[str], skipped: re.Pattern[str] | None) -> Iterator[str]:
+    """Yield all but skipped frames, with their source, and the outer frames of a thread's dump."""
+    noise, frames = False, 0
     for line in lines:
         if _FRAME.match(line):
-            noise = _NOISE.match(line) is not None
+            noise = skipped is not None and skipped.match(line) is not None
         elif not line[:1].isspace():
             noise = False
         if not noise:
-            yield line
-
-
-def _innermost(lines: Iterable[str]) -> Iterator[str]:
-    frames = 0  # so far, of one thread's dump
-    for line in lines:
-        frames = frames + 1 if _DUMPED.match(line) else 0
-        if frames <= _FRAMES:
-            yield line
+            frames = frames + 1 if _DUMPED.match(line) else 0
+            if frames <= _FRAMES:
+                yield line
 
 
 def severity(row: OutcomeRow | Attempt) -> int:
@@ -156,19 +150,28 @@ def measured_twice(first: OutcomeRow, second: OutcomeRow) -> OutcomeRow:
     if first.remeasure and second.status in (PASS, WARN, FAIL):
         both = structs.replace(second, attempts=_together(second, first, second))
         return changed("second-measurement", first, both)
-    row, other = (first, second) if severity(first) <= severity(second) else (second, first)
-    joined = structs.replace(row, attempts=_together(row, first, second))
+    row, other = _by_severity(first, second)
+    joined = _worse("worse-measurement", first, second)
     if other.status in (PASS, SKIP) and not first.remeasure:
-        return changed("worse-measurement", first, joined)
-    attempt_row = structs.replace(
+        return joined
+    return structs.replace(
         joined,
         summary=f"{row.summary}; measured again: {other.summary}" if other is second else row.summary,
         remeasure=False,
-        findings=merged_findings(row, other),
         details={**other.details, **row.details},
         log="\n".join(filter(None, (row.log, other.log))),
     )
-    return changed("worse-measurement", first, attempt_row)
+
+
+def _by_severity(before: OutcomeRow, now: OutcomeRow) -> tuple[OutcomeRow, OutcomeRow]:
+    return (now, before) if severity(now) < severity(before) else (before, now)
+
+
+def _worse(rule: str, before: OutcomeRow, now: OutcomeRow) -> OutcomeRow:
+    """Return the worse of two rows, with the attempts and findings of both."""
+    row, other = _by_severity(before, now)
+    merged = merged_findings(row, other) if other.status not in (PASS, SKIP) else row.findings
+    return changed(rule, before, structs.replace(row, attempts=_together(row, before, now), findings=merged))
 
 
 def changed(rule: str, before: OutcomeRow, after: OutcomeRow) -> OutcomeRow:
@@ -179,21 +182,13 @@ def changed(rule: str, before: OutcomeRow, after: OutcomeRow) -> OutcomeRow:
     return structs.replace(after, changes=[*after.changes, change])
 
 
-def over_rounds(before: OutcomeRow, now: OutcomeRow) -> OutcomeRow:
-    """Return the worse of two rounds' rows, with the attempts and findings of both."""
-    row, other = (now, before) if severity(now) < severity(before) else (before, now)
-    merged = merged_findings(row, other) if other.status not in (PASS, SKIP) else row.findings
-    combined = structs.replace(row, attempts=_together(row, before, now), findings=merged)
-    return changed("worst-round", before, combined)
-
-
 def combine(rows: Sequence[OutcomeRow]) -> OutcomeRow:
     """Return one row of single attempts: joined within each round, the worst over the rounds."""
     rounds: dict[int, OutcomeRow] = {}
     for row in rows:
         number = row.attempts[0].round if row.attempts else 1
         rounds[number] = measured_twice(rounds[number], row) if number in rounds else row
-    return functools.reduce(over_rounds, rounds.values())
+    return functools.reduce(functools.partial(_worse, "worst-round"), rounds.values())
 
 
 def merged_findings(*rows: OutcomeRow) -> list[FindingRow]:
@@ -289,7 +284,7 @@ def fold(before: OutcomeRow | None, now: OutcomeRow) -> OutcomeRow:
         median=statistics.median(values) if values else None,
         largest=max(values, default=None),
     )
-    return structs.replace(now if before is None else over_rounds(before, now), spread=folded)
+    return structs.replace(now if before is None else _worse("worst-round", before, now), spread=folded)
 
 
 def _same_bits(before: OutcomeRow | None, now: OutcomeRow) -> OutcomeRow:

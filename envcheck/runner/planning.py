@@ -3,7 +3,6 @@
 import difflib
 import functools
 import importlib
-import importlib.util
 import pkgutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -14,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 from envcheck.checks import LEVELS, Check
 from envcheck.errors import ConfigError, refuse
 from envcheck.runner.schema import Plan, PlannedCheck
+from envcheck.runner.worker import rank_group
 
 Kind = Literal["node", "env"]
 _KINDS: tuple[Kind, ...] = ("node", "env")
@@ -43,17 +43,18 @@ def discover(
     `site` is a user's own. A file of it that is no check raises ConfigError; with `hear` it is left out, and `hear`
     gets the error. Of envcheck's own checks those of `only` are imported (None: all).
     """
-    wrong: list[ConfigError] = []
     modules = [f for kind in _KINDS for f in _shipped(kind, only)]
-    if site is not None:
-        site = site.absolute()
-        modules += [f for kind in _KINDS for f in _own(site, kind, wrong)]
-        for error in wrong:
+    site = site.absolute() if site else None
+    own = [(kind, path) for kind in _KINDS for path in sorted((site / kind).glob("[!_]*.py"))] if site else []
+    for kind, path in own:
+        try:
+            modules.append(checked_module(_load(path), kind, f"file:site/{path.name}"))
+        except ConfigError as error:  # noqa: PERF203 (files are few)
             if hear is None:
-                raise error
+                raise
             hear(error)
-        if not wrong and not any(f.path.is_relative_to(site) for f in modules):
-            refuse(f"{site} contains no check", "put files into its node/ and env/, as `envcheck checks ID` shows them")
+    if site and not own:
+        refuse(f"{site} contains no check", "put files into its node/ and env/, as `envcheck checks ID` shows them")
     twice = {f.id for f in modules if sum(g.id == f.id for g in modules) > 1}
     if twice:
         refuse(f"two checks are named {', '.join(sorted(twice))}", "rename one file")
@@ -75,27 +76,12 @@ def _id(stem: str) -> str:
     return stem.replace("_", "-")
 
 
-def _own(site: Path, kind: Kind, wrong: list[ConfigError]) -> list[CheckModule]:
-    modules = []
-    for path in sorted(p for p in (site / kind).glob("*.py") if not p.name.startswith("_")):
-        try:
-            modules.append(checked_module(_load(path), kind, f"file:site/{path.name}"))
-        except ConfigError as error:  # noqa: PERF203 (files are few)
-            wrong.append(error)
-    return modules
-
-
 def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"envcheck_site_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        refuse(f"{path} cannot be imported", "name it like a Python module")
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        return rank_group.load_file(path)
     except (Exception, SystemExit) as error:  # noqa: BLE001 (what a user's file does when it is imported is not known)
         why = f"{path} cannot be imported: {type(error).__name__}: {error}"
         refuse(why, "a check imports torch inside functions only")
-    return module
 
 
 def checked_module(module: ModuleType, kind: Kind, source: str) -> CheckModule:
@@ -168,12 +154,10 @@ def most_telling_first(chosen: Sequence[CheckModule]) -> list[CheckModule]:
 
 def expected_to_fit(plan: Plan) -> list[str]:
     """Return the ids that fit into the budget if each check takes what was planned for it; all without a budget."""
-    left = float("inf") if plan.budget is None else plan.budget - STARTING
-    fitting = []
+    left, fitting = float("inf") if plan.budget is None else plan.budget - STARTING, []
     for check in plan.checks:
         seconds = plan.seconds_of(check) if check.kind == "env" else 0.0
-        if check.kind == "env" and seconds > left:
-            continue
-        fitting.append(check.id)
-        left -= seconds
+        if check.kind == "node" or seconds <= left:
+            fitting.append(check.id)
+            left -= seconds
     return fitting

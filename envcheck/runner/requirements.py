@@ -325,16 +325,15 @@ def _mount(source: str, demand: MountDemand, number: int, view: View) -> Outcome
         least, speed = getattr(demand, f"{way}_gb_s"), _speed(found, way)
         if least is None:
             continue
-        if not speed:
-            why = f"{path}: no {way} was measured: it is memory, or too little is free ({found.get('free')} B)"
-            findings.append(undecided(why, fix=_MOUNT_FIX, code="require.unmeasured"))
-            continue
-        speed = round(speed, 4)
+        speed, why = round(speed, 4), ""
         # What is too slow out of memory is too slow off the disk.
         sure = found.get("direct") is True and speed <= disk_read.CEILING
-        if way == "read" and speed >= least and not sure:
-            why = f"{path}: {speed:g} GB/s may have come out of memory (no O_DIRECT)"
-            findings.append(undecided(why, fix=_MOUNT_FIX, code="require.unmeasured"))
+        if not speed:
+            why = f"no {way} was measured: it is memory, or too little is free ({found.get('free')} B)"
+        elif way == "read" and speed >= least and not sure:
+            why = f"{speed:g} GB/s may have come out of memory (no O_DIRECT)"
+        if why:
+            findings.append(undecided(f"{path}: {why}", fix=_MOUNT_FIX, code="require.unmeasured"))
             continue
         limit = Limit(least, "GB/s", source)
         findings.append(_held(f"{path} ({kind}): {way} {speed:g} GB/s", limit, speed, met=speed >= least))

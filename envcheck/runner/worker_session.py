@@ -54,7 +54,7 @@ def _any(_: object) -> bool:
 # What the worker says (fork_server.Events): an image can write anything in its place.
 _EVENTS: Final[Mapping[str, Mapping[str, ValueType]]] = {
     "environment": {"facts": fields(device_count=_count(0, 4096), devices=listed(mapped(_any)))},
-    "started": {"id": string, "group": _count(2, 1 << 30), "limit": signed},
+    "started": {"id": string, "limit": signed},
     "done": {
         "id": string,
         "ranks": listed(_any),
@@ -164,19 +164,16 @@ def events(target: Target, directory: Path, plan: Mapping[str, Any]) -> Iterator
     The last says in `why`, `fix` and `code` how the worker came to its end. What is no event of this run, or about a
     check that was not planned, is skipped, and `foreign` says what it was, once.
     """
-    handle = target.start(directory)
-    groups: list[int] = []
-    importing = True
+    handle, importing = target.start(directory), True
     try:
         for event in _follow(handle, directory / "events.jsonl", plan):
-            groups = {"started": [event.get("group", 0)], "done": []}.get(event["event"], groups)
             importing = importing and event["event"] != "environment"
             if event["event"] in LAST:
                 yield _ended(event, handle, directory, importing=importing, own_limits=target.facts.kind == "python")
                 return
             yield event
     finally:
-        handle.end(groups)
+        handle.close()
 
 
 def _follow(handle: Handle, path: Path, plan: Mapping[str, Any]) -> Iterator[Event]:
@@ -190,7 +187,7 @@ def _follow(handle: Handle, path: Path, plan: Mapping[str, Any]) -> Iterator[Eve
         try:
             lines, position = _read(path, position)
         except OSError as error:
-            yield {"event": "silent", "unreadable": error.strerror}
+            yield {"event": "silent", "why": f"the worker's results cannot be read: {error.strerror}"}
             return
         for line in lines:
             event = _event(line, plan, limits)
@@ -205,33 +202,29 @@ def _follow(handle: Handle, path: Path, plan: Mapping[str, Any]) -> Iterator[Eve
             yield {"event": "died", "status": code}
             return
         if time.monotonic() > min(patience, end):
-            yield {"event": "silent"}
+            yield {"event": "silent", "why": "the worker stopped answering and was ended"}
             return
         time.sleep(_POLL)
 
 
 def _ended(event: Event, handle: Handle, directory: Path, *, importing: bool, own_limits: bool) -> Event:
     """Return the last event with what a report says of it; `own_limits`: it ran under the limits of this process."""
-    log, unwritable = ("", "") if event["event"] == "end" else (handle.log(), _why_unwritable(directory))
-    why = ending(event, log, unwritable, importing=importing, own_limits=own_limits)
+    log, unwritable = ("", "") if event["event"] == "end" else (handle.logs(), _why_unwritable(directory))
+    why = event.get("why", "the worker ended without a message")
+    if event["event"] == "died":
+        why = ending(event["status"], log, unwritable, importing=importing, own_limits=own_limits)
     fix = _BY_HAND if importing else "see the log, and try `--only` with one check"
     fix = "make room there, or set TMPDIR to a directory that has some" if unwritable else fix
     code = "torch.import-lost" if importing else "worker.lost"
     return {"event": event["event"], "why": why, "fix": fix, "code": code, "log": log}
 
 
-def ending(event: Event, log: str, unwritable: str, *, importing: bool, own_limits: bool) -> str:
+def ending(status: int, log: str, unwritable: str, *, importing: bool, own_limits: bool) -> str:
     """Say how a worker came to its end, and what it did then."""
-    if event["event"] == "end":
-        return "the worker ended without a message"
-    if "unreadable" in event:
-        return f"the worker's results cannot be read: {event['unreadable']}"
-    if event["event"] == "silent":
-        return "the worker stopped answering and was ended"
     last = process_limits.telling_line(log) if own_limits else next(reversed(log.strip().splitlines()), "")
     if unwritable:
         last = f"its directory for temporary files takes nothing more: {unwritable}"
-    manner = f"{process_limits.ended(event['status'])}{' while importing torch' if importing else ''}"
+    manner = f"{process_limits.ended(status)}{' while importing torch' if importing else ''}"
     text = f"the worker {manner}{': ' if last else ''}{last}"
     return process_limits.explained(text) if own_limits else text
 

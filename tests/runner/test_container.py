@@ -9,7 +9,7 @@ import pytest
 from envcheck.errors import UnavailableError
 from envcheck.images.engines import Container, Digests, Engine, Layer
 from envcheck.runner import container
-from envcheck.runner.container import ContainerHandle, ContainerTarget
+from envcheck.runner.container import ContainerTarget
 from envcheck.runner.launcher import Place
 from envcheck.runner.local_python import PACKAGE
 from envcheck.runner.schema import ImageFacts
@@ -19,7 +19,7 @@ class FakeContainer(Container):
     """A container that has ended, as the engine module shows it."""
 
     def __init__(self, code: int | None, *, oom: bool = False) -> None:
-        self.code, self.oom, self.closed = code, oom, False
+        self.code, self.oom, self._polled_at = code, oom, 0.0
 
     def wait(self, timeout: float) -> int | None:
         assert timeout == 0
@@ -27,12 +27,6 @@ class FakeContainer(Container):
 
     def out_of_memory(self) -> bool:
         return self.oom
-
-    def logs(self) -> str:
-        return "last words"
-
-    def close(self) -> None:
-        self.closed = True
 
 
 @pytest.fixture
@@ -142,6 +136,6 @@ def test_in_a_foreign_image_the_first_python_with_torch_is_found(
 
 
 def test_a_container_ended_for_its_memory_is_told_apart() -> None:
-    assert ContainerHandle(FakeContainer(137)).poll() == 137
+    assert FakeContainer(137).poll() == 137
     with pytest.raises(UnavailableError, match="out of memory"):
-        ContainerHandle(FakeContainer(137, oom=True)).poll()
+        FakeContainer(137, oom=True).poll()

@@ -157,10 +157,10 @@ class ScriptedTarget:
     def poll(self) -> int | None:
         return self.code
 
-    def log(self) -> str:
+    def logs(self) -> str:
         return "last words\n"
 
-    def end(self, groups: list[int]) -> None:  # noqa: ARG002 (the contract's)
+    def close(self) -> None:
         self.ended += 1
 
 
@@ -186,7 +186,7 @@ DONE: dict[str, Any] = {
         ([FACTS], -9, "the worker died of SIGKILL: last words"),
         ([FACTS, {"event": "end"}], None, "the worker ended without a message"),
         (
-            [FACTS, {"event": "started", "id": "two", "group": 4711, "limit": 0.1}],
+            [FACTS, {"event": "started", "id": "two", "limit": 0.1}],
             None,
             "the worker stopped answering and was ended",
         ),
@@ -251,7 +251,7 @@ ATTACKS: list[Any] = [
     {**DONE, "seconds": float("nan")},
     {**DONE, "ranks": json.loads("[" * 300 + "]" * 300)},
     {**DONE, "run": "an earlier one"},
-    {"event": "started", "id": "one", "group": 0, "limit": 0.1},
+    {"event": "started", "id": "one", "limit": "0.1"},
     {**DONE, "why": "an event that says how the worker ended"},
     {**DONE, "kept": {"gpus": ["GPU-1"]}},
     {"event": ["x"]},
@@ -310,9 +310,7 @@ JSON = st.recursive(
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    sound=st.sampled_from([FACTS, DONE, {"event": "started", "id": "one", "group": 7, "limit": 0.1}]), data=st.data()
-)
+@given(sound=st.sampled_from([FACTS, DONE, {"event": "started", "id": "one", "limit": 0.1}]), data=st.data())
 def test_whatever_an_image_says_ends_in_a_verdict(
     add: AddCheck, run_site: RunSite, sound: dict[str, Any], data: st.DataObject
 ) -> None:

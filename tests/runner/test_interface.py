@@ -15,7 +15,6 @@ from envcheck.runner.local_python import (
     LocalPython,
     answering,
     choose_python,
-    parse_promises,
     read_promises,
 )
 from tests.tables import each
@@ -81,9 +80,9 @@ def test_what_a_worker_prints_is_cut_and_read_from_the_file_that_was_opened(
     handle = LocalHandle(["sh", "-c", "head -c 30000000 /dev/zero; read x; echo done > said"], tmp_path)
     (tmp_path / "worker.log").unlink()
     os.mkfifo(tmp_path / "worker.log")
-    while "cut" not in handle.log():
+    while "cut" not in handle.logs():
         handle.poll()
-    handle.end([])  # the end of its stdin
+    handle.close()  # the end of its stdin
     assert (tmp_path / "said").read_text() == "done\n"
 
 
@@ -117,6 +116,7 @@ def test_an_environment_whose_promises_have_no_end_holds_up_nobody(tmp_path: Pat
 
 
 @each("text", ["", "{", "[]", '{"torch": 2.1}'])
-def test_promises_that_cannot_be_read_are_no_empty_ones(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"p\.json is no"):
-        parse_promises(text, "p.json")
+def test_promises_that_cannot_be_read_are_no_empty_ones(tmp_path: Path, text: str) -> None:
+    (tmp_path / "envcheck-promises.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"promises\.json is no"):
+        read_promises(str(tmp_path))

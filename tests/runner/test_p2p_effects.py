@@ -129,8 +129,8 @@ WATCHDOG = {
 @each("version", WATCHDOG)
 def test_what_the_watchdog_of_nccl_says_is_a_hang(version: str) -> None:
     said = WATCHDOG[version]
-    ended = group_ending.End(1, -6, said)
-    error = group_ending.error(Path("/nowhere"), [ended], [], {1: {}}, "1 s", "")
+    ended = group_ending.ObservedRank(1, log=said, status=-6)
+    error = group_ending.error([ended], [], {1: {}}, "1 s", "")
     assert error is not None
     assert (error["hung"], error["text"].startswith("died of SIGABRT: NCCL's watchdog ended it")) == (True, True)
     assert group_ending.watchdog("Process group watchdog thread terminated with exception: CUDA error") is None

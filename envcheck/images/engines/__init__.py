@@ -41,6 +41,7 @@ _NO_IMAGE: Final = re.compile("no such image|not known|unable to find|no such ob
 _TIMEOUT: Final = 60.0
 _IMPORT_TIMEOUT: Final = 600.0
 _POLL: Final = 0.05
+_POLL_AT_MOST: Final = 0.2
 # A name, digest or id, and never an option: an engine's own words are stricter.
 _REFERENCE: Final = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:/@\[\]-]{0,511}")
 # Loopback alone, by a name of its own: ranks meet by the host name.
@@ -106,7 +107,19 @@ class Container:
     """A started container. Its stdin is a pipe of this process: when this process dies, it reads end of file."""
 
     def __init__(self, engine: Engine, identity: str, client: subprocesses.Process) -> None:
-        self._engine, self.id, self._client = engine, identity, client
+        self._engine, self.id, self._client, self._polled_at = engine, identity, client, 0.0
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while it runs; one that was killed for its memory is an UnavailableError."""
+        # Each question is a round trip to the engine.
+        if time.monotonic() - self._polled_at < _POLL_AT_MOST:
+            return None
+        self._polled_at = time.monotonic()
+        code = self.wait(0)
+        if code is not None and self.out_of_memory():
+            fix = "give the engine more, or run fewer ranks (--nproc)"
+            refuse("the container ran out of memory", fix, UnavailableError)
+        return code
 
     def wait(self, timeout: float) -> int | None:
         """Return the exit status, or None when it still runs after `timeout` seconds."""

@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from envcheck.node import subprocesses
 from envcheck.runner.worker import process_limits, rank_group, torch_facts
@@ -187,7 +187,7 @@ class _Nursery:
         directory, lost = self.scratch / f"{check['id']}{suffix}", self.directory / NODES_LOST
         return rank_group.run_group(
             *(job, directory, limit, self.events.close),
-            lambda group: self.events.emit("started", id=check["id"], group=group, limit=limit),
+            lambda: self.events.emit("started", id=check["id"], limit=limit),
             lost.exists,
         )
 
@@ -217,13 +217,11 @@ def guard(argv: list[str]) -> int:
     # Python 3.12 warns of a fork beside threads; that the nursery runs no torch operation is what makes it safe.
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
     subprocesses.adopt_orphans()
-    status = _watch_nursery(_start_nursery(directory, plan))
-    subprocesses.end_descendants(_LIMIT)
+    status = _nursery_ended(directory, plan)
     said = directory / "events.jsonl"
     if status and not (said.exists() and said.stat().st_size):  # before it says anything a nursery only imports torch
         plan["import_ended"] = torch_facts.lost_import(status, directory / "worker.log", plan["import_timeout"])
-        status = _watch_nursery(_start_nursery(directory, plan))
-        subprocesses.end_descendants(_LIMIT)
+        status = _nursery_ended(directory, plan)
     if status:
         Events(directory, plan["run"]).emit("died", status=status)
     elif plan["ours"]:
@@ -235,37 +233,34 @@ def guard(argv: list[str]) -> int:
     return min(abs(status or 0), 1)
 
 
-def _start_nursery(directory: Path, plan: dict[str, Any]) -> int:
-    guard = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    subprocesses.die_with_parent(guard)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+def _nursery_ended(directory: Path, plan: dict[str, Any]) -> int | None:
+    """Run the nursery and end all below it; return its exit code, or the negated signal; None on a cut lifeline."""
+    guard, status = os.getpid(), 0
+    nursery = os.fork()
+    if not nursery:
+        _be_nursery(guard, directory, plan)
+    pid, lifeline = 0, True
+    while lifeline and not pid:
+        ready, _, _ = select.select([0], [], [], 0.02)
+        lifeline = not ready or bool(os.read(0, 4096))
+        if lifeline:
+            # Orphans come to us too; leave them to the end and wait for the nursery alone.
+            pid, status = os.waitpid(nursery, os.WNOHANG)
+    subprocesses.end_descendants(_LIMIT)
+    return os.waitstatus_to_exitcode(status) if pid else None
+
+
+def _be_nursery(guard: int, directory: Path, plan: dict[str, Any]) -> NoReturn:
     code = 1
     try:
+        subprocesses.die_with_parent(guard)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         run(directory, plan)
         code = 0
     except BaseException:  # noqa: BLE001 (the process ends here; its log and exit code are what is reported)
         sys.excepthook(*sys.exc_info())
     finally:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
-
-
-def _watch_nursery(nursery: int) -> int | None:
-    """Return the nursery's wait status when it ends (positive: exit code, negative: signal); None on a cut lifeline."""
-    while True:
-        ready, _, _ = select.select([0], [], [], 0.02)
-        if ready and not os.read(0, 4096):
-            return None
-        # Orphans come to us too; leave them to the end and wait for the nursery alone.
-        pid, status = os.waitpid(nursery, os.WNOHANG)
-        if pid:
-            return os.waitstatus_to_exitcode(status)
+        rank_group.leave(code)
 
 
 def later_environment(check: Mapping[str, Any], done: Mapping[str, Any], now: Mapping[str, str]) -> dict[str, str]:

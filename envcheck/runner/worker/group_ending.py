@@ -6,7 +6,6 @@ So a rank that is stopped, or has begun fewer collectives than the others, is na
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
@@ -41,12 +40,23 @@ _SLEEPING = "is in uninterruptible sleep (process state D: a driver or a file se
 _WAITS = re.compile(r'File ".*/torch/(distributed|autograd|cuda)/')
 
 
-class End(NamedTuple):
-    """A rank that ended by itself: its exit code, or the negated signal, and the end of what it printed."""
+class ObservedRank(NamedTuple):
+    """A rank as its group ended: the kernel's letter for it, how far it had come, and what it printed last.
+
+    `status` is the exit code, or the negated signal, of one that ended by itself; such a one has no `state`.
+    """
 
     rank: int
-    status: int
-    log: str
+    state: str = ""
+    stage: int = -1
+    begun: int = 0
+    log: str = ""
+    status: int = 0
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Return what grows as a rank comes on."""
+        return self.stage, self.begun
 
 
 def result(directory: Path, rank: int) -> dict[str, Any]:
@@ -83,8 +93,7 @@ def doing(directory: Path, rank: int) -> dict[str, str]:
 
 
 def error(
-    directory: Path,
-    ended: Sequence[End],
+    ended: Sequence[ObservedRank],
     running: Sequence[ObservedRank],
     results: Mapping[int, dict[str, Any]],
     after: str,
@@ -92,10 +101,10 @@ def error(
 ) -> dict[str, Any] | None:
     """Return {rank, text[, hung]} of the rank that the group was lost by; None where every rank left a measurement.
 
-    `results` are by rank. `running` are the ranks that had to be ended, which took `manner`, `after` a time; `hung`
-    marks an error of ranks that waited for each other.
+    `results` are by rank. `ended` are the ranks that ended by themselves, the first to end first; `running` those that
+    had to be ended, which took `manner`, `after` a time; `hung` marks an error of ranks that waited for each other.
     """
-    blamed = culprit(running, [progress_file.read(directory, end.rank) for end in ended])
+    blamed = culprit(running, [end.position for end in ended])
     error = _first_lost(ended, results)
     if error is not None and blamed is not None and waited(error["text"]):
         text = f"{blamed['why']}; rank {error['rank']} waited for it: {error['text']}"
@@ -110,7 +119,7 @@ def error(
     return {**error, "text": process_limits.explained(error["text"])}
 
 
-def _first_lost(ended: Sequence[End], results: Mapping[int, dict[str, Any]]) -> dict[str, Any] | None:
+def _first_lost(ended: Sequence[ObservedRank], results: Mapping[int, dict[str, Any]]) -> dict[str, Any] | None:
     for end in ended:
         raised = results[end.rank].get("error")
         if end.status < 0:
@@ -126,29 +135,13 @@ def _first_lost(ended: Sequence[End], results: Mapping[int, dict[str, Any]]) -> 
     return None
 
 
-def _killed(end: End) -> dict[str, Any]:
+def _killed(end: ObservedRank) -> dict[str, Any]:
     manner, timeout = process_limits.ended(end.status), watchdog(end.log)
     if end.status == -signal.SIGABRT and timeout:
         return {"rank": end.rank, "text": f"{manner}: NCCL's watchdog ended it ({timeout})", "hung": True}
     # What C++ says of an exception that nobody caught, before SIGABRT.
     uncaught = re.search(r"what\(\):\s*(\S.*)", end.log)
     return {"rank": end.rank, "text": f"{manner}{': ' + uncaught[1][:_SAID_LIMIT] if uncaught else ''}"}
-
-
-@dataclasses.dataclass(frozen=True)
-class ObservedRank:
-    """A rank that had not ended: the kernel's letter for it, and how far it had come (see `_progress`)."""
-
-    rank: int
-    state: str
-    stage: int
-    begun: int = 0
-    log: str = ""
-
-    @property
-    def position(self) -> tuple[int, int]:
-        """Return what grows as a rank comes on."""
-        return self.stage, self.begun
 
 
 def culprit(running: Sequence[ObservedRank], others: Sequence[tuple[int, int]]) -> dict[str, Any] | None:

@@ -20,7 +20,8 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NoReturn
 
 from envcheck.checks import Rank
 from envcheck.checks.support import control_group, progress_file
@@ -97,13 +98,13 @@ def run_group(
     directory: Path,
     timeout: float,
     forget: Callable[[], None],
-    started: Callable[[int], None] = lambda _: None,
+    started: Callable[[], object] = lambda: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Run a job's ranks of this machine; return {ranks, error, seconds, body, logs, survivors, progress, kept}.
 
     `error` is None or {rank, text[, hung][, doing]}. `directory` becomes the group's own. `forget` closes, in a rank,
-    what only the parent may write to. `started` is given the process group. `stopped` tells that other nodes have lost
+    what only the parent may write to. `started` is called once they run. `stopped` tells that other nodes have lost
     their part: no rank will come to its end. `progress` is, for each rank, the kernel's letter for it ("" once it has
     ended), and how far it came (see progress_file). `kept` is what a report keeps of how they ran, by KEPT.
     """
@@ -118,7 +119,7 @@ def run_group(
     except OSError as refused:
         unstarted = process_limits.explained(f"could not be started: {refused.strerror or refused}")
     else:
-        started(members[0].pid)
+        started()
         ended = _watch(members, directory, begun + timeout, stopped)
     hung = [m for m in members if m.status is None]
     after = min(timeout, round(time.monotonic() - begun, 1))
@@ -130,10 +131,14 @@ def run_group(
             pass
         os.close(member.pipe)
     results = {rank: group_ending.result(directory, rank) for rank in job.ranks}
-    ends = [group_ending.End(m.rank, m.status or 0, m.log) for m in ended]
-    progress = {m.rank: progress_file.read(directory, m.rank) for m in members}
-    seen = [group_ending.ObservedRank(m.rank, states[m.rank], *progress[m.rank], log=m.log) for m in hung]
-    error = group_ending.error(directory, ends, seen, results, f"{after:g} s", manner)
+    seen = {
+        m.rank: group_ending.ObservedRank(
+            m.rank, states.get(m.rank, ""), *progress_file.read(directory, m.rank), m.log, m.status or 0
+        )
+        for m in members
+    }
+    still, over = ([seen[m.rank] for m in some] for some in (hung, ended))
+    error = group_ending.error(over, still, results, f"{after:g} s", manner)
     if unstarted:
         error = {"rank": job.first + len(members), "text": unstarted}
     variables = [f"{name}={value}" for name, value in job.environment.items() if name != SEED]
@@ -145,7 +150,7 @@ def run_group(
         "body": max([r.get("seconds", 0.0) for r in results.values()]),
         "logs": [m.log for m in members],
         "survivors": [{"pid": pid, "state": subprocesses.state(pid)} for pid in survivors],
-        "progress": [[states.get(m.rank, ""), *progress[m.rank]] for m in members],
+        "progress": [[one.state, *one.position] for one in seen.values()],
         "kept": {name: value for name, value in ran.items() if value},
     }
 
@@ -155,12 +160,17 @@ def _function(source: str) -> Any:
     if kind == "module":
         module, _, function = name.partition(":")
         return getattr(importlib.import_module(module), function or "measure")
-    spec = importlib.util.spec_from_file_location(f"envcheck_site_{Path(name).stem}", name)
+    return load_file(Path(name)).measure
+
+
+def load_file(path: Path) -> ModuleType:
+    """Return a check of a site's own as a module; it raises whatever the file does."""
+    spec = importlib.util.spec_from_file_location(f"envcheck_site_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise ImportError(name)
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded.measure
+        raise ImportError(name=str(path))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _start(job: Job, directory: Path, forget: Callable[[], None], members: list[_Member]) -> None:
@@ -335,12 +345,16 @@ def be_rank(job: Job, rank: int, directory: Path) -> None:
         text = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
         _write(directory, rank, json.dumps({"error": process_limits.explained(text[:500])}))
     finally:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            # No teardown: a library that crashes while it unloads would take a good result with it.
-            os._exit(code)
+        leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process without a teardown: a library that crashes while it unloads would take a good result with it."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def _prepare(world: int, directory: Path) -> None:

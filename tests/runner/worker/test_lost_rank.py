@@ -116,19 +116,17 @@ def test_of_ranks_as_far_as_each_other_the_one_that_does_not_wait_is_named() -> 
     assert group_ending.culprit([], [(LEFT, 0)]) is None
 
 
-def lost(directory: Path, text: str, running: list[ObservedRank]) -> dict[str, Any]:
+def lost(text: str, running: list[ObservedRank]) -> dict[str, Any]:
     """Return the error of a group whose rank 0 raised `text`, having begun 6 collectives."""
-    progress_file.write(directory, 0, JOINED, 6)
-    seconds = group_ending.error(
-        directory, [group_ending.End(0, 1, "")], running, {0: {"error": text}, 1: {}}, "9 s", "SIGTERM"
-    )
-    assert seconds is not None
-    return seconds
+    raised = ObservedRank(0, "", JOINED, 6, status=1)
+    error = group_ending.error([raised], running, {0: {"error": text}, 1: {}}, "9 s", "SIGTERM")
+    assert error is not None
+    return error
 
 
-def test_only_an_error_of_somebody_who_waited_is_blamed_on_another(tmp_path: Path) -> None:
+def test_only_an_error_of_somebody_who_waited_is_blamed_on_another() -> None:
     behind = [ObservedRank(1, "S", JOINED, 5)]
-    assert lost(tmp_path, "RuntimeError: Timed out waiting 60000ms for recv operation", behind)["rank"] == 1
-    assert lost(tmp_path, "RuntimeError: Connection closed by peer [127.0.0.1]:4711", behind)["rank"] == 1
-    assert lost(tmp_path, "ValueError: a bug of its own", behind)["rank"] == 0
-    assert lost(tmp_path, "RuntimeError: Timed out waiting 60000ms for recv operation", [])["rank"] == 0
+    assert lost("RuntimeError: Timed out waiting 60000ms for recv operation", behind)["rank"] == 1
+    assert lost("RuntimeError: Connection closed by peer [127.0.0.1]:4711", behind)["rank"] == 1
+    assert lost("ValueError: a bug of its own", behind)["rank"] == 0
+    assert lost("RuntimeError: Timed out waiting 60000ms for recv operation", [])["rank"] == 0

@@ -48,9 +48,9 @@ def test_the_line_of_a_log_that_a_limit_explains_is_told(monkeypatch: pytest.Mon
     assert process_limits.telling_line(log) == "lost sys.stderr"
     monkeypatch.setattr("resource.getrlimit", lambda _: (10**9, 10**9))
     assert process_limits.telling_line(log) == "object type name: MemoryError"
-    text = worker_session.ending({"event": "died", "status": 1}, log, "", importing=False, own_limits=True)
+    text = worker_session.ending(1, log, "", importing=False, own_limits=True)
     assert text.startswith("the worker exited with code 1: object type name: MemoryError (limit: 1000000000 bytes")
-    elsewhere = worker_session.ending({"event": "died", "status": 1}, log, "", importing=False, own_limits=False)
+    elsewhere = worker_session.ending(1, log, "", importing=False, own_limits=False)
     assert elsewhere == "the worker exited with code 1: lost sys.stderr"
 
 
