@@ -30,7 +30,7 @@ EXPECTED = {
     """,
     "bashrc": """
         2 W001; 3 W011; 4 W007; 5 W007; 6 E104; 6 W009; 7 W004; 8 W005; 9 W007; 10 W012; 11 W003; 12 W010; 13 E103
-        14 W011; 14 W019; 15 W023; 16 W024; 17 W026
+        14 W011; 14 W019; 15 W023; 16 W024; 17 W026; 18 W030
     """,
     "train.py.sample": """
         8 W011; 8 W015; 9 W002; 11 E101; 13 W007; 14 W007; 16 E101; 17 W006; 20 W003; 21 W010; 24 E101; 25 E101
@@ -39,6 +39,7 @@ EXPECTED = {
     "requirements.txt": "2 W004; 3 W008; 5 W017; 6 W004; 6 W020",
     "uv.toml": "1 W021",
     "daemon.json": "1 W022; 1 W027",
+    "registries.conf": "7 W029",
 }
 
 
@@ -200,13 +201,13 @@ def test_the_command_says_place_level_and_fix_and_ends_with_1(monkeypatch: pytes
         f"{DATA}/bashrc:2: unreal W001\n    no program reads HF_MIRROR\n    fix: set HF_ENDPOINT instead\n"
         in result.output
     )
-    assert result.output.endswith("1 examined: 7 danger, 8 unreal, 3 outdated\n")
+    assert result.output.endswith("1 examined: 7 danger, 9 unreal, 3 outdated\n")
     assert not re.search(CANARIES, result.output)
     clean = CliRunner().invoke(cli, ["mirror", "doctor", str(DATA / "clean/bashrc")], standalone_mode=False)
     assert (clean.return_value or 0, clean.output) == (0, "1 examined: no findings\n")
 
 
-@each("unit", ["curl -s ", "sed /etc ", "wget -c ", "\n", "'", " #", "http://a", "from_pretrained(", "a=b\n"])
+@each("unit", ["curl -s ", "sed /etc ", "\n", "'", " #", "http://a", "UV_INDEX=https://", "from_pretrained(", "a=b\n"])
 def test_a_long_line_of_the_same_is_read_to_its_end(unit: str) -> None:
     content = unit * (50_000 // len(unit))
     assert one(f"{content}\nexport HF_MIRROR=https://m.example")[-1] == f"{content.count(chr(10)) + 2} W001"
