@@ -4,7 +4,6 @@ import re
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
-from unicodedata import normalize
 
 import msgspec
 
@@ -315,7 +314,11 @@ def product_name(name: str) -> str:
 
 def listed_names(text: str) -> list[str]:
     """Return the names in what was pasted: GPUs' rows of nvidia-smi's table or of -L, else one a line."""
-    lines = [" ".join(line.split()) for line in normalize("NFKC", text.replace("\u2122", " ")).splitlines()]
+    if not text.isascii():
+        from unicodedata import normalize  # noqa: PLC0415 (few names need its tables)
+
+        text = normalize("NFKC", text.replace("\u2122", " "))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
     rows = [line for line in lines if _LISTED.fullmatch(line) or _ROW.fullmatch(line)]
     return rows or [line for line in lines if line.split(",")[0] not in {"", "name"}] or [text.strip()]
 
