@@ -142,9 +142,7 @@ def sass_runs(facts: Facts, sm: str, cc: str, cuda: str) -> bool:
     if name is None:
         return False
     target = _dotted(name)
-    if name["exact"]:
-        return target == cc
-    row = facts.code.get(target)
+    row = None if name["exact"] else facts.code.get(target)
     if row is None:
         return target == cc
     if row.only:
@@ -179,14 +177,16 @@ def glibc(matrix: Matrix, python: str) -> str | None:
 
 # NVML writes the maker and brand before a model's name, and memory, form factor, MIG slice or vGPU profile ("L40S-48Q")
 # after it.
-_MAKER: Final = frozenset({"NVIDIA", "TESLA", "GEFORCE", "GRAPHICS", "DEVICE", "GRID", "GPU", "GENERATION", "DGX"})
+_MAKER: Final = frozenset(
+    {"NVIDIA", "TESLA", "GEFORCE", "GRAPHICS", "DEVICE", "GRID", "GPU", "GENERATION", "DGX", "HGX", "STATION"}
+)
 _FORM: Final = re.compile(r"\d+(\.\d+)?GB?|G?HBM\d\w*|GDDR\d\w*|SXM\d*|PCI-?E?|NVL\d*|OAM|AC|LC|HGX|DGX|MIG|MEGA")
 # A vGPU's slices and profile ("A100D-3-40C").
 _VGPU: Final = re.compile(r"(?:-\d)?-\d{1,3}[ABCQ](?:ME)?(?![\w-])", re.IGNORECASE)
-# Beside a name: what product pages and people add, further columns of nvidia-smi's CSV, a vGPU's profile.
+# Beside a name: what product pages, people and torch's warning add, columns of nvidia-smi's CSV, a vGPU's profile.
 _ASIDE: Final = re.compile(
     r"[\u00ae\u2122]|\((?:R|TM|\d+ ?GB)\)|\bTensor Core\b|\b\d+ GB\b|(?:, (?:\d+ MiB|\d+\.[\d.]+))+$"
-    rf"|{_VGPU.pattern}",
+    rf"| with CUDA capability.*|{_VGPU.pattern}",
     re.IGNORECASE,
 )
 
@@ -195,10 +195,14 @@ _ASIDE: Final = re.compile(
 _BRACKETS: Final = re.compile(r"\[([^\]]+)\]")
 # A class is "[0302]"; B200 is no id of four hexadecimal digits.
 _PCI_ID: Final = r"0\d{3}|[0-9a-fA-F]{4}:[0-9a-fA-F]{4}"
-# People and schedulers count: 4xA100, "8 x H100", a100:4.
-_COUNT: Final = re.compile(r"^\s*\d{1,3} ?[xX*\u00d7] ?(?=\D|\d{4})|(?:(?:(?<=\d)|\s)[xX*\u00d7] ?|:)\d{1,3}\s*$")
-# `nvidia-smi -L` puts the index before the name and the UUID behind it.
-_LISTED: Final = re.compile(r"GPU \d+: (?P<name>.+?)(?: \(UUID: [^)]*\))?")
+# People and schedulers count: 4xA100, "8 x H100", "2 RTX 3090", a100:4; nvidia-smi's CSV begins with an index.
+_COUNT: Final = re.compile(
+    r"^\s*(?:\d{1,3} ?[xX*\u00d7] ?(?=\D|\d{4})|\d{1,2},? (?=[A-Za-z]))|(?:(?:(?<=\d)|\s)[xX*\u00d7] ?|:)\d{1,3}\s*$"
+)
+# `nvidia-smi -L` puts the index before the name and the UUID behind it; so do collect_env and ComfyUI.
+_LISTED: Final = re.compile(
+    r"(?:[\w *-]+:\W*)?(?:GPU \d+:|cuda:\d+) (?P<name>.+?)(?: \(UUID: [^)]*\)| : \w+)?", re.IGNORECASE
+)
 # A row of the table of `nvidia-smi`: index, name, persistence mode (on Windows the driver's model).
 _ROW: Final = re.compile(r"\| *\d+ +(?P<name>\S.*?) +(?:On|Off|N/A|WDDM|TCC|MCDM) *\|.*")
 # It cuts long names: "RTX PRO 6000 Blac...".
@@ -244,6 +248,8 @@ def find_gpu(matrix: Matrix, name: str) -> GpuModel | None:
     known = _own_names(matrix)
     if cut or model not in known:  # to read the 500 further names takes a tenth of the start of `envcheck resolve`
         known = {**_further(), **known}
+    if model not in known:  # no name of its own: a laptop's slower clock, or a brand that the Ampere boards left behind
+        model = re.sub(r"(WITH)?MAXQ(DESIGN)?$|^QUADRO(?=(RTX)?A\d)", "", model)
     short = {f"RTX{model}", f"GTX{model}"} if re.match(r"\d|PRO|A\d{4}", model) else set()
     found = [known[key] for key in (model, *sorted(short)) if key in known][:1]
     if cut and re.search(r"\d", model):
@@ -320,7 +326,7 @@ def listed_names(text: str) -> list[str]:
         text = normalize("NFKC", text.replace("\u2122", " "))
     lines = [" ".join(line.split()) for line in text.splitlines()]
     rows = [line for line in lines if _LISTED.fullmatch(line) or _ROW.fullmatch(line)]
-    return rows or [line for line in lines if line.split(",")[0] not in {"", "name"}] or [text.strip()]
+    return rows or [line for line in lines if line.split(",")[0] not in {"", "name", "index"}] or [text.strip()]
 
 
 def suggest(matrix: Matrix, name: str) -> list[str]:
@@ -356,6 +362,8 @@ def _key(name: str) -> str:
     words = [word for word in re.split(r"[\s_/-]+", name.upper()) if word]
     if "MIG" in words[1:]:
         words = words[: words.index("MIG")]
+    if "MOBILE" in words:  # lspci's word for NVML's "Laptop GPU"
+        words = ["LAPTOP" if word == "MOBILE" else word for word in words if word not in {"MAX", "Q"}]
     first, *tail = [word for word in words if word not in _MAKER] or [""]
     return "".join([first, *(word for word in tail if not _FORM.fullmatch(word))])
 

@@ -20,22 +20,28 @@ DRIVER_VERSION: Final = re.compile(r"\d{3,4}(\.\d+){1,3}", re.ASCII)
 # Tegra's drivers have no version of their own: every NVIDIA Thor of JetPack 7 says 580.00 (vllm-project/vllm#34470).
 _BRANCH: Final = re.compile(r"(?P<branch>\d{3,4})(\.00)?", re.ASCII)
 # The header of nvidia-smi; from R610 on it says KMD Version and CUDA UMD Version (sgl-project/sglang#27487).
-_HEADER: Final = r"(?a)(?:Driver|KMD) Version\s*:\s*([\d.]+)|NVRM version:.*Module.*?\s([\d.]+)\s"
-# A package of Ubuntu or Debian, or its version, or a branch as NVIDIA's pages write it.
+_HEADER: Final = r"(?ai)(?:Driver|KMD) Version\s*:\s*([\d.]+)|NVRM version:.*Module.*?\s([\d.]+)(?:\s|\Z)"
+# A package of Ubuntu or Debian, its version, NVIDIA's installer, or a branch as NVIDIA's pages write it.
 _PACKAGED: Final = (
-    r"(?ai)(?:\d:|(?:nvidia-(?:driver|dkms|open|headless|utils)|cuda-drivers)-|[rv])?"
-    r"(?:(\d{3}(?:\.\d+)+)(?:-[-+.~\w]*)?|(\d{3})(?:-(?:server|open|headless|dkms))*)"
+    r"(?ai)(?:\d:|[a-z -]*(?:nvidia|driver)[a-z -]*[- ](?:(?:x86_|aarch)64-)?|[rv])?"
+    r"(?:(\d{3}(?:\.\d+)+)(?:(?:-| \(?|\.run)[-+.~)\w]*)?|(\d{3})(?:-(?:server|open|headless|dkms))*)"
 )
+# Windows' own form: 31.0.15.3598 is 535.98.
+_OF_WINDOWS: Final = r"(?a)\A\d\d\.\d+\.\d?(\d)\.(\d\d)(\d\d)\Z"
 _CUDA_OF_DRIVER: Final = re.compile(r"(1\d)(\.\d)?", re.ASCII)
 _VARIANT: Final = re.compile(r"cpu|cu(?:\d{3}|9\d)", re.ASCII)
 _CUDA: Final = re.compile(r"\d{1,2}\.\d", re.ASCII)
 _CC: Final = re.compile(r"\d{1,2}\.\d", re.ASCII)
 _PATCH: Final = re.compile(r"^(\d+\.\d+)\.\d+$", re.ASCII)
-# As nvcc, CUDA's directories and packages, and wheels write them.
-_CUDA_WORDS: Final = r"(?ais)\A(?:.*\brelease |v|cuda[-_ ]?(?:toolkit-)?)(\d+)[.-](\d)\b.*"
+# As nvcc, torch's collect_env, CUDA's directories and packages, conda and wheels write them.
+_CUDA_WORDS: Final = (
+    r"(?ais)\A(?:.*\b(?:release|build PyTorch:|runtime version:) |v|(?:.*[/-])?cuda[-_ ]?(?:toolkit[-=])?=?)"
+    r"(\d+)[.-](\d)\b.*"
+)
 # As torch's messages, nvcc and get_device_capability() write it: sm_120, compute_120, 120, (12, 0).
 _CC_WORDS: Final = r"(?ai)\A\(?(?:sm_?|compute_)?(?!1\d\Z)(\d{1,2}?)[., ]{0,2}(\d)[af]?\)?\Z"
-_PYTHON_WORDS: Final = r"(?ai)(?:python|py|cp) ?3\.?(\d+)"
+_PYTHON_WORDS: Final = r"(?ais)\A(?:(?:c?python|py|cp)(?: version:)?[ =-]*3\.?|3\.)(\d+t?)(?:\.(?:\d|x\Z|\*).*)?\Z"
+_TORCH_WORDS: Final = r"(?i)\A(?:(?:py)?torch(?: version:|-)?|v(?=\d))\s*"
 _RELEASE_FIELDS: Final = 3
 _VERSIONS: Final = ("torch", "variant", "cuda", "python", "driver")
 
@@ -72,11 +78,12 @@ def normalized(query: Query) -> Query:
         refuse(f"--torch {query.torch} is NVIDIA's own, in its containers alone", "give its release, e.g. 2.10")
     if query.variant is None and query.cuda is not None and _VARIANT.fullmatch(query.cuda.lower()):
         query = query.replace(variant=query.cuda.lower(), cuda=None)
-    driver = query.driver or ""
+    driver = re.sub(_OF_WINDOWS, r"\1\2.\3", query.driver or "")
     header = None if DRIVER_VERSION.fullmatch(driver) else re.search(_HEADER, driver) or re.fullmatch(_PACKAGED, driver)
-    python = query.python and _PATCH.sub(r"\1", re.sub(_PYTHON_WORDS, r"3.\1", query.python))
+    python = query.python and re.sub(_PYTHON_WORDS, r"3.\1", query.python)
     cuda = query.cuda and _PATCH.sub(r"\1", re.sub(_CUDA_WORDS, r"\1.\2", query.cuda))
-    torch, _, local = (query.torch or "").partition("+")
+    torch, _, local = re.sub(_TORCH_WORDS, "", query.torch or "").partition("+")
+    local = local.removesuffix(".with.pypi.cudnn")  # PyPI's own build of torch 2.0 says so
     if local and query.variant not in (None, local):
         refuse(f"--torch says +{local}, --cuda says {query.variant}", "give one of the two")
     return query.replace(
@@ -84,7 +91,7 @@ def normalized(query: Query) -> Query:
         variant=query.variant or local or None,
         cuda=cuda or None,
         python=python or None,
-        driver=header[header.lastindex or 0] if header else query.driver,
+        driver=header[header.lastindex or 0] if header else driver or None,
     )
 
 
