@@ -114,8 +114,19 @@ def acs(config: bytes) -> list[str]:
 
 
 def infiniband_sources(root: Path) -> dict[str, Source]:
-    """Return what reads ib.ports."""
-    return {"ib.ports": Source(_PORTS, lambda: ports(root / "sys/class/infiniband"), root / "sys/class/infiniband")}
+    """Return what reads ib.ports, and the addresses of cards that their driver holds and shows nothing of."""
+    place, bus = root / "sys/class/infiniband", root / "sys/bus/pci/devices"
+    return {
+        "ib.ports": Source(_PORTS, lambda: ports(place), place),
+        "ib.torn_down": Source(listed(text), lambda: [d.name.lower() for d in sorted(bus.iterdir()) if _dead(d)], bus),
+    }
+
+
+def _dead(device: Path) -> bool:
+    """Return whether it is a whole card of mlx5_core's that has neither ports nor an interface; bridges have none."""
+    own = (device / "driver").resolve().name == "mlx5_core" and not (device / "physfn").exists()
+    shown = [*device.glob("infiniband"), *device.glob("net"), *device.glob("mlx5_core.rdma.*")] if own else []
+    return own and not shown and (word(device / "class") or "").startswith("0x02")
 
 
 def ports(devices: Path) -> list[dict[str, Any]]:

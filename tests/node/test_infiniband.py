@@ -41,10 +41,19 @@ def test_a_port_is_read_whole_and_names_no_address(tmp_path: Path) -> None:
     assert "fe80" not in str(signal)
 
 
-def test_the_bridge_to_the_nvswitches_is_no_rail(tmp_path: Path) -> None:
+def test_the_bridge_to_the_nvswitches_and_a_guests_virtual_function_are_no_rails(tmp_path: Path) -> None:
+    (port(tmp_path, "mlx5_9").parents[1] / "device/physfn").mkdir(parents=True)
     for device, vpd in (("mlx5_0", b"\x82\x00CX7 NDR"), ("mlx5_8", b"\x82\x00V3 SW_MNG V4")):
         plant(port(tmp_path, device).parents[1], {"device/vpd": vpd})
     assert [p["device"] for p in buses.infiniband_sources(tmp_path)["ib.ports"].signal().value] == ["mlx5_0"]
+
+
+def test_a_card_whose_firmware_crashed_is_told_and_its_like_are_not(tmp_path: Path) -> None:
+    for number, kept in enumerate((".", "infiniband", "net", "mlx5_core.rdma.3", "physfn")):
+        place = tmp_path / f"sys/bus/pci/devices/0000:65:0{number}.0"
+        plant(place, {"class": "0x020700\n", f"{kept}/uevent": ""})
+        (place / "driver").symlink_to(tmp_path / "mlx5_core")
+    assert buses.infiniband_sources(tmp_path)["ib.torn_down"].signal().value == ["0000:65:00.0"]
 
 
 def test_the_ports_of_one_card_are_in_one_slot(tmp_path: Path) -> None:
@@ -54,12 +63,6 @@ def test_the_ports_of_one_card_are_in_one_slot(tmp_path: Path) -> None:
         (tmp_path / f"sys/class/infiniband/{device}/device").symlink_to(tmp_path / place)
     slots = [p["slot"] for p in buses.infiniband_sources(tmp_path)["ib.ports"].signal().value]
     assert slots == ["0000:5e:00", "0000:5e:00", None]
-
-
-def test_a_guests_virtual_function_is_left_to_the_guest(tmp_path: Path) -> None:
-    (port(tmp_path, "mlx5_8").parents[1] / "device/physfn").mkdir(parents=True)
-    port(tmp_path, "mlx5_0")
-    assert [p["device"] for p in buses.infiniband_sources(tmp_path)["ib.ports"].signal().value] == ["mlx5_0"]
 
 
 def test_no_device_is_an_empty_list_and_no_sys_a_reason(tmp_path: Path) -> None:

@@ -134,8 +134,11 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
             f"not measured: {read} of {written} B in {seconds} s", fix="run it again", code="disk-read.unmeasured"
         )
     if entry.get("same") is not True:
-        text, fix = "the disk gave back other bytes than were written", "look at `dmesg`, and replace the disk"
-        return failed(text, fix=fix, code="disk-read.data")
+        return failed(
+            "the disk gave back other bytes than were written",
+            fix="look at `dmesg`, and replace the disk",
+            code="disk-read.data",
+        )
     return _judged(entry, kind, where, limits.limit("disk-read", "warn"))
 
 

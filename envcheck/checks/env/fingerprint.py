@@ -79,8 +79,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
 def _repeated(entry: Measured) -> list[Outcome]:
     digests, repeats = entry.get("digests") or [], entry.get("repeats")
     if len(digests) < 2 or len(digests) != repeats or not all(digests):  # noqa: PLR2004 (two to compare)
-        summary, who = f"rank {entry['rank']} repeated nothing", process_group.name(entry)
-        return [undecided(summary, code="fingerprint.missing", culprit=who)]
+        who = process_group.name(entry)
+        return [undecided(f"{who} repeated nothing", code="fingerprint.missing", culprit=who)]
     odd = [number for number, digest in enumerate(digests) if digests.count(digest) * 2 <= len(digests)]
     if not odd:
         return []

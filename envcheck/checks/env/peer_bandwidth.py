@@ -102,17 +102,10 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 
 
 def _wrong(names: list[str], one: Measured) -> Outcome:
-    source, target = names[one["source"]], names[one["target"]]
-    return failed(
-        f"{source} -> {target}: {one['wrong']} of {one['messages']} copies brought other bits, the first is copy "
-        f"{one['first']}",
-        fix=_FIX,
-        value=one["wrong"],
-        unit="wrong copies",
-        code="data.wrong",
-        culprit=f"{source} -> {target}",
-        gpus=[gpu_speed.uuid(source), gpu_speed.uuid(target)],
-    )
+    ends = [names[one["source"]], names[one["target"]]]
+    pair, about = " -> ".join(ends), {"value": one["wrong"], "unit": "wrong copies", "code": "data.wrong"}
+    text = f"{pair}: {one['wrong']} of {one['messages']} copies brought other bits, the first is copy {one['first']}"
+    return failed(text, fix=_FIX, culprit=pair, gpus=[*map(gpu_speed.uuid, ends)], **about)
 
 
 def _share(pair: Pair) -> float:

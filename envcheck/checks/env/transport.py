@@ -110,16 +110,11 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 
 
 def _wrong(entry: Measured) -> Outcome:
+    who, fix = process_group.name(entry), "run the collectives check, which says what arrived instead"
     if not isinstance(entry.get("wrong"), list):
-        summary = f"rank {entry['rank']} compared no message"
-        return undecided(summary, code="data.missing", culprit=f"rank {entry['rank']}")
-    return failed(
-        f"rank {entry['rank']} received wrong data: {', '.join(map(str, entry['wrong']))}",
-        fix="run the collectives check, which says what arrived instead",
-        code="data.wrong",
-        culprit=f"rank {entry['rank']} ({entry.get('device')})",
-        seed=entry.get("seed"),
-    )
+        return undecided(f"{who} compared no message", code="data.missing", culprit=who)
+    text = f"{who} received wrong data: {', '.join(map(str, entry['wrong']))}"
+    return failed(text, fix=fix, code="data.wrong", culprit=who, seed=entry.get("seed"))
 
 
 def _indirect(view: View, logs: transports.Logs, pairs: transports.Pairs) -> list[Outcome]:

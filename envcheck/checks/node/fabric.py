@@ -70,8 +70,10 @@ def _domains(view: View, fabric: Reading) -> list[Outcome]:
     ids = {gpu: f"{info['cluster']} {info.get('clique')}" for gpu, info in done.items() if info["cluster"]}
     none = {gpu: "" for gpu in done if gpu not in ids and _RACK.search(str(names.get(gpu)))}
     odd = {gpu: one for gpu, one in ids.items() if one != max(ids.values(), key=[*ids.values()].count)}
-    apart = Rule(warned, "fabric.no-domain", _APART, _FIX, _LIMIT)
-    return [*fabric.blame(none, apart), *fabric.blame(odd, Rule(warned, "fabric.split", _SPLIT, _FIX, _LIMIT))]
+    return [
+        *fabric.blame(none, Rule(warned, "fabric.no-domain", _APART, _FIX, _LIMIT)),
+        *fabric.blame(odd, Rule(warned, "fabric.split", _SPLIT, _FIX, _LIMIT)),
+    ]
 
 
 def _unsupported(view: View, fabric: Reading, attached: dict[str, Any]) -> list[Outcome]:

@@ -21,7 +21,6 @@ _FIX = "read the Xids in `dmesg`; look at its power cables; reboot, then reseat 
 _OTHER = "install NVIDIA's driver or load it (see driver-nvml), blacklist nouveau; in a container use --gpus all"
 # The GPUs of a machine by the beginning of its product's name.
 _MACHINES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-_ODD = (3, 5, 7)
 _DISPLAY = "nothing, if it draws a display; else blacklist its driver, or install a branch of NVIDIA's that knows it"
 
 
@@ -55,7 +54,7 @@ def _fewer(view: View) -> list[Outcome]:
         return [failed(f"{text}{product} has {due}", code="gpu-lost.fewer", culprit=str(product), **about)]
     boards = all(nvlink.board(str(gpu.signal("name").value)) for gpu in view.snapshot.gpus)
     odd = warned(f"{text}such boards carry 2, 4 or 8: one may be missing", code="gpu-lost.odd", **about)
-    return [odd] if boards and not due and view.snapshot.gpus and count in _ODD else []
+    return [odd] if boards and not due and view.snapshot.gpus and count in (3, 5, 7) else []
 
 
 def _for_guests(gpu: dict[str, Any]) -> bool:

@@ -37,6 +37,7 @@ _RAILS = 4
 _CABLE = "reseat or exchange the cable or transceiver, look at the switch's port (`ibstat`, `rdma link`)"
 _MANAGER = "start a subnet manager (opensm, or the switch's); the link is there and nobody has configured it"
 _GID = "give the interface an address and set it up: `show_gids` has to list a RoCE v2 GID (NCCL_IB_GID_INDEX)"
+_CRASHED = "look at `dmesg` for mlx5_core, power the machine off and on; if it comes back, exchange the card"
 _ACTIVE = "InfiniBand Architecture: only an active port carries traffic"
 _LIKE = "the other ports of its kind on this node"
 _V2 = Limit("RoCE v2", "", "NCCL user guide, NCCL_IB_ROCE_VERSION_NUM: 2 is the default", "equal")
@@ -49,18 +50,27 @@ def judge(view: View) -> Outcome:
     listed = ports(view)
     if isinstance(listed, Outcome):
         return listed
-    findings = _error_rates(view, listed)
+    findings = [*_error_rates(view, listed), *_torn_down(view, listed)]
     kinds = sorted({_kind(port) for port in listed})
     for group in ([port for port in listed if _kind(port) == kind] for kind in kinds):
         findings += [*_down(group), *_slow(group), *_unaddressed(group), *_flapping(view, group)]
     return worst(findings, _sound(listed))
 
 
+def _torn_down(view: View, listed: list[Port]) -> list[Outcome]:
+    """Return each card whose firmware crashed: its driver shows neither ports nor interface (scitix/sichek#115)."""
+    text, cards = "{} is a card whose driver shows neither ports nor interfaces", view.snapshot.signal("ib.torn_down")
+    return [
+        _verdict(listed)(text.format(bus), fix=_CRASHED, code="infiniband.torn-down", culprit=f"PCI {bus}")
+        for bus in cards.value or []
+    ]
+
+
 def ports(view: View) -> list[Port] | Outcome:
     """Return the ports, or the outcome where there are none, or nobody asked."""
     found: list[Port] = view.snapshot.signal("ib.ports").value or []
-    none = skipped("no InfiniBand or RoCE device here", code="infiniband.none")
-    return found or unreadable(view, "ib.ports", "mount /sys, or --skip it", ("unsupported",)) or none
+    unread = unreadable(view, "ib.ports", "mount /sys, or --skip it", ("unsupported",))
+    return found or unread or skipped("no InfiniBand or RoCE device here", code="infiniband.none")
 
 
 def _kind(port: Port) -> tuple[str, str]:
@@ -186,6 +196,5 @@ def _sound(ports: list[Port]) -> Outcome:
     rated = [port for port in up if port.get("rate") is not None]
     rates = sorted({f"{port['rate']:g} Gb/s {'RoCE' if _ethernet(port) else 'InfiniBand'}" for port in rated})
     unused = f"; {total - len(up)} unused" if total > len(up) else ""
-    firmware = sorted({f"{port.get('model')}: {port.get('firmware')}" for port in ports})
     text = f"{counted(len(up), 'port')} up at {', '.join(rates)}{unused}"
-    return passed(text, value="ACTIVE", limit=Limit("ACTIVE", "", _ACTIVE, "equal"), ports=ports, firmware=firmware)
+    return passed(text, value="ACTIVE", limit=Limit("ACTIVE", "", _ACTIVE, "equal"), ports=ports)

@@ -29,13 +29,12 @@ def judge(view: View) -> Outcome:
     if isinstance(pairs, Outcome):
         return pairs
     paths = {pair["path"] for pair in pairs if reachable(pair)}
-    without, findings = [pair for pair in pairs if not reachable(pair)], []
+    without, findings = [pair for pair in pairs if not reachable(pair)], _apart(view, pairs)
     for pair in without:
         if _linked(view, pair):
             findings.append(_finding(view, pair, _ALL, failed, "p2p-status.nvlink"))
         elif pair["path"] in paths:
             findings.append(_finding(view, pair, _ALIKE, warned, "p2p-status.odd"))
-    findings += _apart(view, pairs)
     total = counted(len(pairs), "pair")
     if not without and not findings:
         return passed(f"every pair has it ({total}): {_over(pairs)}", value=0, limit=_ALL)

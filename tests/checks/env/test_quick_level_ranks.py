@@ -141,9 +141,8 @@ def test_a_file_is_left_when_no_live_process_has_it_open_or_mapped(monkeypatch: 
 
     with tempfile.TemporaryDirectory(dir=shm.PATH) as folder:
         monkeypatch.setattr(shm, "PATH", folder)
-        with Path(folder, "job").open("w+b") as file:
+        with Path(folder, "job").open("w+b", buffering=0) as file:
             file.write(bytes(1 << 20))
-            file.flush()
             assert told() == (0, 0)
             mapped = mmap.mmap(file.fileno(), 0)
         assert told() == (0, 0)
