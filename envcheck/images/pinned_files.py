@@ -205,7 +205,9 @@ def _environment(source: PreparedDocument) -> PinnedFile:
 
 def _toml(source: PreparedDocument, arch: str) -> PinnedFile:
     """Read pyproject.toml or uv.lock by lines: a finding names one, and a broken table is uv's to say."""
-    # What is written over the requirements of others is meant so.
+    # What is written over the requirements of others is meant so, and they count no more.
+    blocks = " ".join(found[0] for found in _OVERRIDES.finditer(source.code) if found[0].startswith("override"))
+    over = {canonicalize_name(name) for name in re.findall(r"[\"']([A-Za-z][\w.-]*)", blocks)}
     code = _OVERRIDES.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), source.code)
     tables = [table[0] for table in _UV_INDEX.finditer(code)]
     urls = {_value(table, "name"): _value(table, "url") for table in tables}
@@ -251,7 +253,8 @@ def _toml(source: PreparedDocument, arch: str) -> PinnedFile:
     # A name may be written with other signs than its requirement: flash_attn.
     required = {canonicalize_name(name) for name in re.findall(r"[\"']([A-Za-z][\w.-]*)", source.code)}
     lines = {t["name"]: source.line(t.start()) for t in given if canonicalize_name(t["name"]) not in required}
-    return PinnedFile(tuple(filter(None, pins)), (), python.specifier if python else "", lines)
+    counted = tuple(pin for pin in pins if pin and pin.name not in over)
+    return PinnedFile(counted, (), python.specifier if python else "", lines)
 
 
 def _of_machine(row: str, arch: str) -> bool:

@@ -36,6 +36,9 @@ _PYTHON_INDEX: Final = re.compile(r"https?://(?:pypi\.[^/]+|[^/]+/(?:repository/
 _OUTSIDE: Final = re.compile(r"rocm|xpu|nightly|/test/|dev\d")
 # It needs the package cuda-compat, which images of NVIDIA have.
 _COMPAT: Final = "forward-compat-required"
+# flash-attn 2.8 builds for torch 2.6 with its CUDA 12.6, whatever the name says (Dao-AILab/flash-attention#1783).
+_NEW_STRINGS: Final = re.compile(r"cxx11abiTRUE|flash_attn-2\.8\.[^/]*torch2\.6cxx11abiFALSE")
+_OLD_STRINGS: Final = re.compile(r"flash_attn-2\.[0-7]\.[^/]*cxx11abiFALSE")
 _UNUSED: Final = "uv takes a source for what the file itself requires, and {0} is not: the Python index has it"
 _CUDA_BASE: Final = re.compile(r"(?:\S+/)?nvidia/cuda:(?P<cuda>\d+\.\d+)\S*")
 
@@ -261,20 +264,25 @@ class _Judge:
         release = self.matrix.release(torch.exact or "") if torch else None
         if torch is None or answer is None or release is None:
             return
+        if len({sum(line <= each.line for line, _ in self.file.bases) for each in (torch, pin)}) > 1:
+            return  # they are in different stages
         if pin.name == "numpy":
             # torch 2.3 is the first for NumPy 2 (securefederatedai/openfederatedlearning#999).
-            stages = {sum(line <= each.line for line, _ in self.file.bases) for each in (torch, pin)}
-            if len(stages) == 1 and key(release.torch) < key("2.3.0") and re.search(r"(==|~=|>=?)2", pin.specifier):
+            if key(release.torch) < key("2.3.0") and re.search(r"(==|~=|>=?)2", pin.specifier):
                 what = f'torch {release.torch} is built for NumPy 1: with NumPy 2, "Numpy is not available"'
                 yield PinFinding(pin.line, "P109", "unreal", what, "write numpy<2")
             return
         variant, locked = release.variant(answer.query.variant or ""), pin.sure and not pin.group
         cuda = re.search(r"-cu(\d+)$", pin.name)
-        if pin.channels is not None or torch.channels is not None or variant is None:
+        if pin.channels is not None or torch.channels is not None or variant is None or variant.cuda is None:
             return  # the builds of conda have libraries of their own
-        if cuda and cuda[1] != (variant.cuda or "").partition(".")[0]:
-            return  # torch requires another package
         wanted = getattr(variant, _LIBRARIES[pin.name]) if variant.libraries_verified else None
+        if cuda and cuda[1] != variant.cuda.partition(".")[0]:
+            if wanted and pin.exact and key(pin.exact)[0] == key(wanted)[0]:
+                # GoogleCloudPlatform/scientific-computing-examples#157: torch loaded the older NCCL.
+                what = f"torch requires another CUDA's {pin.name}, which has the same files: one overwrites the other"
+                yield PinFinding(pin.line, "P109", "outdated", what, "leave it out: torch brings its own")
+            return
         # A lock's overrides are meant so; one command with both is refused.
         if wanted and pin.exact and torch.group == pin.group and not locked and not meets(pin.exact, f"=={wanted}.*"):
             what = f"torch {torch.exact}+{answer.query.variant} requires {pin.name} {wanted}: pip takes no other"
@@ -317,7 +325,8 @@ class _Judge:
             said = (what, f"take the project's wheel for {torch.text}")
         elif torch and torch.exact and built and self._other_strings(pin, torch, variant):
             what = f"this wheel and this torch {torch.exact} have different C++ strings"
-            said = (what, "take the project's wheel with cxx11abiFALSE, beside conda-forge's torch its own package")
+            fix = "take the wheel with torch's strings (flash-attn 2.7.4.post1 for 2.6.0+cu124), or conda-forge's own"
+            said = (what, fix)
         elif tag and allowed and not any(meets(f"3.{tag[1]}.{patch}", allowed) for patch in range(100)):
             what = f"this wheel is for Python 3.{tag[1]}, and here it is {allowed.strip('=.*')}"
             said = (what, "take the project's wheel for this Python")
@@ -337,11 +346,11 @@ class _Judge:
 
     def _other_strings(self, pin: Pin, torch: Pin, variant: str) -> bool:
         """Return whether a project's wheel has other C++ strings than torch: conda-forge's torch has the new ones."""
-        # For torch 2.5 and older they have the old ones, unless their name says TRUE; later FALSE may be wrong.
-        new, exact = "cxx11abiTRUE" in pin.text, torch.exact or ""
+        # For torch 2.5 and older they have the old ones, unless their name says TRUE.
+        new, old, exact = _NEW_STRINGS.search(pin.text), _OLD_STRINGS.search(pin.text), torch.exact or ""
         if torch.channels is None:
             one = pin.extra or len({other.indexes for other in self.file.pins if other.name == "torch"}) == 1
-            return bool(one and new and variant and not has_new_strings(exact, variant, self.arch))
+            return bool(one and variant and (old if has_new_strings(exact, variant, self.arch) else new))
         return (
             not new
             and key(exact) < key("2.6")

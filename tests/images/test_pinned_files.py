@@ -82,6 +82,10 @@ LINES = [
     # hanxiaowang00/iFlame#2; torch 2.6 of CUDA 12.6 has the new strings (Dao-AILab/flash-attention#1644).
     (f"pip install torch==2.5.1\npip install {FLASH}torch2.5cxx11abiTRUE-l.whl", "P105"),
     (f"pip install torch==2.6.0 -i https://x.y/whl/cu126\npip install {FLASH}torch2.6cxx11abiTRUE-l.whl", ""),
+    # Dao-AILab/flash-attention#1783
+    (f"pip install torch==2.6.0\npip install {FLASH.replace('7.4', '8.2')}torch2.6cxx11abiFALSE-l.whl", "P105"),
+    (f"pip install torch==2.6.0\npip install {FLASH}torch2.6cxx11abiFALSE-l.whl", ""),
+    (f"pip install torch==2.6.0 -i https://x.y/whl/cu126\npip install {FLASH}torch2.6cxx11abiFALSE-l.whl", "P105"),
     # McGill-NLP/nano-aha-moment#3
     (f"FROM python:3.12\nRUN pip install {FLASH}torch2.5-cp310-cp310-l.whl", "P105"),
     (f"FROM python:3.12\nRUN pip install {FLASH}torch2.5-cp312-cp312-l.whl", ""),
@@ -127,7 +131,9 @@ LINES = [
     ("pip install torch==2.5.1 pytorch3d==0.7.8+pt2.5.1cu124 natten==0.17.3+torch251cu124", ""),
     ("pip install torch==2.12.0 torch-scatter==2.1.2+pt212cu130", ""),
     ("pip install torch==2.8.0 torch-scatter==2.1.2+pt26cu124", "P105"),
-    ("pip install torch==2.11.0 nvidia-cudnn-cu12==9.10.2.21", ""),
+    # GoogleCloudPlatform/scientific-computing-examples#157
+    ("pip install nvidia-nccl-cu12==2.21.5\npip install torch==2.13.0", "P109"),
+    ("pip install torch==2.11.0 nvidia-cudnn-cu12==8.9.2.26", ""),
     ("conda install pytorch==2.4.1 triton==2.1.0 -c conda-forge", ""),
     ("FROM a AS tools\nRUN pip install numpy==2.1.0\nFROM b\nRUN pip install torch==2.2.2", ""),
     ("pip install torch==2.8.0 torchvision==0.* torchaudio==2.*", ""),
@@ -148,6 +154,7 @@ SOURCE = '[[tool.poetry.source]]\nname = "cu128"\nurl = "https://x.example/whl/c
 PROJECTS = [
     (f'{UV}override-dependencies = ["nvidia-nccl-cu12==2.21.5", "triton[x]==2.1.0"]', ""),
     (f"{UV}constraint-dependencies = ['numpy>=2', 'triton==2.1.0']", ""),
+    (f"{UV.replace('2.4.1', '2.4.9')}override-dependencies = [\"torch; sys_platform == 'never'\"]", ""),
     (f'{UV}dev-dependencies = ["triton==2.1.0"]', "P109"),
     (f'{POETRY}python = "~3.10"\ntorch = "2.15.0"', "P101"),
     (f'{POETRY}python = "^3.10"\ntorch = "2.15.0"', ""),

@@ -57,7 +57,7 @@ def test_a_build_has_kernels_for_newer_gpus_of_the_same_major(ask_with: AskWith)
 
 
 @each(
-    ("torch", "variant", "strings"), [("2.6.0", "cu124", "FALSE"), ("2.6.0", "cu126", "TRUE"), ("2.8.0", None, "TRUE")]
+    ("torch", "variant", "strings"), [("2.5.1", "cu124", "FALSE"), ("2.6.0", "cu126", "TRUE"), ("2.8.0", None, "TRUE")]
 )
 def test_failure_2_the_wheel_has_the_strings_of_its_torch(
     ask_with: AskWith, torch: str, variant: str | None, strings: str
