@@ -32,6 +32,7 @@ def test_names_that_mean_none(matrix: Matrix, written: str) -> None:
     ("written", "near"),
     [
         *(("H10", "H100"), ("RTX 3065", "RTX 3060"), ("A10Z", "A10"), ("GB20", "GB200"), ("RTX 6000", "RTX A6000")),
+        ("NVIDIA RTX 4000", "Quadro RTX 4000"),
         # nvidia-smi has cut the edition off (bigstack-oss/cubecos#312).
         ("| 0  NVIDIA RTX PRO 6000 Blac...  On  | 0 |", "RTX PRO 6000 Blackwell Server Edition"),
     ],
