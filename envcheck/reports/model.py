@@ -114,7 +114,7 @@ def report_of(run: Run) -> RunReport:
         boot=run.boot,
         resumed=tuple(run.resumed),
         timing=Timing(planned=run.asked.plan.seconds, taken=round(run.taken, 3), starting=round(run.starting, 3)),
-        group=run.nodes.facts if run.nodes else None,
+        group=run.group,
     )
     try:
         msgspec.json.encode(report)

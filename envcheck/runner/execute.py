@@ -7,7 +7,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
@@ -20,10 +20,9 @@ from envcheck.errors import refuse
 from envcheck.node.collect import now, sound
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner import judging, worker_session
-from envcheck.runner.local_python import NodeGroup
-from envcheck.runner.outcomes import fold, outcome_row, row_of, unfinished
-from envcheck.runner.requirements import hold_demands
-from envcheck.runner.schema import Mode, OutcomeRow, Plan, PlannedCheck, RunVerdict
+from envcheck.runner.outcomes import Event, fold, outcome_row, row_of, unfinished
+from envcheck.runner.requirements import hold_demands, measured_demands
+from envcheck.runner.schema import GroupFacts, Mode, OutcomeRow, Plan, PlannedCheck, RunVerdict
 from envcheck.runner.worker.fork_server import NODE_READ
 from envcheck.runner.worker_session import RunPlan
 
@@ -43,7 +42,9 @@ class Run:
     """What is known of a run so far.
 
     `known` are the outcomes of earlier rounds, or of the run that this one goes on with (then `resumed` says when, and
-    `report` which file that was); `current` those of this round. `nodes` are the other nodes of a group.
+    `report` which file that was); `current` those of this round. Of a run on several nodes, `group` are those that
+    met, their ranks once all are ready; `together` puts what the ranks of all measured into this node's events, of the
+    worker whose plan is in that directory.
     """
 
     asked: RunPlan
@@ -57,7 +58,8 @@ class Run:
     boot: str = dataclasses.field(default_factory=boot_id)
     resumed: list[str] = dataclasses.field(default_factory=list)
     report: Path | None = None
-    nodes: NodeGroup | None = None
+    group: GroupFacts | None = None
+    together: Callable[[Iterator[Event], Path], Iterator[Event]] | None = None
     taken: float = 0.0
     starting: float = 0.0
     load: float | None = None
@@ -228,7 +230,7 @@ def validate(run: Run, collect: Callable[[], Snapshot], watcher: Watcher, pause:
                     _measure(run, structs.replace(plan, checks=chosen, budget=left), reread, watcher)
             run.known, run.current = run.outcomes, {}
         run.known.update(judging.concluded(run.view, plan, run.outcomes))
-        run.known.update(hold_demands(run.asked.demands, run.outcomes))
+        run.known.update(hold_demands(measured_demands(run.asked.requirements), run.outcomes))
         run.ended = now()
     finally:
         _tell(run, watcher)
@@ -237,14 +239,14 @@ def validate(run: Run, collect: Callable[[], Snapshot], watcher: Watcher, pause:
 def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Watcher) -> None:
     # The worker imports torch while this process reads the node.
     begun, reading = time.monotonic(), _beside(collect)
-    instructions = worker_session.worker_plan(plan, run.asked, run.outcomes, several_nodes=run.nodes is not None)
+    instructions = worker_session.worker_plan(plan, run.asked, run.outcomes, several_nodes=run.together is not None)
     planned = {check.id: check for check in plan.checks}
     modules = {f.id: f for f in run.asked.chosen if f.id in planned}
     waiting = set(modules)
     with worker_session.working_directory(instructions, run.asked.site) as directory:
         reading.add_done_callback(lambda _: worker_session.leave_word(directory / NODE_READ))
         events = worker_session.events(run.asked.target, directory, instructions)
-        for event in run.nodes.together(events, directory) if run.nodes else events:
+        for event in run.together(events, directory) if run.together else events:
             if event["event"] == "environment":
                 run.starting += time.monotonic() - begun
                 run.enter(event["facts"], reading.result())
@@ -257,7 +259,7 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
                 run.report, run.environment = None, run.environment or {"error": event["why"]}
             if run.asked.plan.repeated or not run.snapshot.taken:
                 run.snapshot = reading.result()
-            world = run.nodes.world if run.nodes else 0
+            world = sum(run.group.ranks) if run.group else 0
             for identity, outcome in judging.outcomes_of(event, modules, waiting, run.view, run.asked.plan, world):
                 waiting.discard(identity)
                 before, seconds = run.current.get(identity), planned[identity].seconds

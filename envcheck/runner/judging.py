@@ -109,11 +109,7 @@ def outcomes_of(
     if event["event"] not in ("done", "left-out"):
         return []
     module = modules[event["id"]]
-    if module.id not in waiting:
-        fix = "look at what Python starts with: run installed-files"
-        why = "its result was reported twice: something else writes in the worker's place"
-        outcome = undecided(why, fix=fix, code="rank.reported-twice")
-    elif event["event"] == "left-out":
+    if event["event"] == "left-out":
         [planned] = [check.seconds for check in plan.checks if check.id == module.id]
         left = f"{max(event['left'], 0.0):.1f} s of the budget of {plan.budget or 0.0:g} s were left"
         outcome = skipped(f"left out: planned for {planned:g} s, and {left}", code="budget.left-out")
@@ -283,10 +279,12 @@ def _consistent(outcome: Any, _of: Evidence) -> Outcome:
         return _bug(f"its judge returned {type(outcome).__name__}")
     own = _consistent_finding(dataclasses.replace(outcome, findings=()))
     parts = [_consistent_finding(finding) for finding in outcome.findings]
+    if not parts:
+        return own
     statuses = [own.status, *(part.status for part in parts)]
     if parts == [*outcome.findings] and outcome.status == own.status == min(statuses, key=WORST_FIRST.index):
         return outcome
-    return worst([*parts, own], otherwise=own) if parts else own
+    return worst([*parts, own], otherwise=own)
 
 
 def _consistent_finding(finding: Any) -> Outcome:

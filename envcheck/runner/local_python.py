@@ -8,7 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, get_args
 
@@ -24,7 +24,7 @@ from envcheck.images.lockfile import Group, Lock
 from envcheck.images.targets import RECIPES, extensions_of, groups_of
 from envcheck.matrix.facts.model import Cell, HostArch
 from envcheck.node import subprocesses
-from envcheck.runner.schema import GroupFacts, TargetFacts, encodable
+from envcheck.runner.schema import TargetFacts, encodable
 from envcheck.runner.worker import process_limits
 
 PACKAGE: Final = Path(envcheck.__file__).resolve().parent
@@ -61,24 +61,6 @@ class Target(Protocol):
 
     def promises(self, environment: Mapping[str, Any]) -> dict[str, str]:
         """Return what it says of itself; nothing for one that promises nothing."""
-
-
-class NodeGroup(Protocol):
-    """The other nodes of a run whose ranks work together with those of this one."""
-
-    @property
-    def world(self) -> int:
-        """Return how many ranks all nodes have together; 0 before they are ready."""
-
-    @property
-    def facts(self) -> GroupFacts:
-        """Say who they are."""
-
-    def together(self, events: Iterator[dict[str, Any]], directory: Path) -> Iterator[dict[str, Any]]:
-        """Yield the events of this node's worker, with what the ranks of all nodes measured in those that say it.
-
-        The worker waits for the others when it is ready; `directory` is that of its plan.
-        """
 
 
 class ChosenPython(NamedTuple):

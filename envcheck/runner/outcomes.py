@@ -152,8 +152,6 @@ def measured_twice(first: OutcomeRow, second: OutcomeRow) -> OutcomeRow:
         return changed("second-measurement", first, both)
     row, other = _by_severity(first, second)
     joined = _worse("worse-measurement", first, second)
-    if other.status in (PASS, SKIP) and not first.remeasure:
-        return joined
     return structs.replace(
         joined,
         summary=f"{row.summary}; measured again: {other.summary}" if other is second else row.summary,

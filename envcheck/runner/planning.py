@@ -1,7 +1,6 @@
 """Which checks there are, which of them a run does, in which order, and what fits into a time budget."""
 
 import difflib
-import functools
 import importlib
 import pkgutil
 import sys
@@ -64,16 +63,8 @@ def discover(
 def _shipped(kind: Kind, only: Collection[str] | None) -> list[CheckModule]:
     package = importlib.import_module(f"envcheck.checks.{kind}")
     names = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
-    return [_shipped_module(f"{package.__name__}.{n}", kind) for n in names if only is None or _id(n) in only]
-
-
-@functools.cache
-def _shipped_module(name: str, kind: Kind) -> CheckModule:
-    return checked_module(importlib.import_module(name), kind, f"module:{name}")
-
-
-def _id(stem: str) -> str:
-    return stem.replace("_", "-")
+    chosen = [f"{package.__name__}.{name}" for name in names if only is None or name.replace("_", "-") in only]
+    return [checked_module(importlib.import_module(name), kind, f"module:{name}") for name in chosen]
 
 
 def _load(path: Path) -> ModuleType:
@@ -97,7 +88,7 @@ def checked_module(module: ModuleType, kind: Kind, source: str) -> CheckModule:
     if not (doc or sys.flags.optimize > 1) or not check.promise.strip():  # PYTHONOPTIMIZE=2 drops docstrings
         fix = "write a docstring (what goes wrong in practice) and a promise"
         refuse(f"check {path} has no docstring or no promise", fix)
-    return CheckModule(_id(path.stem), kind, check, module.judge, doc, source, path)
+    return CheckModule(path.stem.replace("_", "-"), kind, check, module.judge, doc, source, path)
 
 
 def select(

@@ -148,24 +148,20 @@ def _problems(requirements: Requirements, matrix: Matrix) -> Iterator[tuple[str,
     for mount in mounts:
         if not mount.path.startswith("/"):
             yield f": mounts: {mount.path!r} is no absolute path", 'write it from the root on: path = "/data"'
-    yield from _driver_problems(requirements.driver or DriverDemand())
+    driver = requirements.driver or DriverDemand()
+    versions = [version for version in (driver.min, driver.below) if version]
+    try:
+        keys = [key(version) for version in versions]
+        if keys[1:] and keys[0] >= keys[1]:
+            yield f": no driver is at least {driver.min} and below {driver.below}", "give a `below` that is above `min`"
+    except ValueError:
+        fix = 'write it as NVIDIA does, in quotes: "570.124.06"'
+        yield f": driver {' or '.join(versions)} is not a version", fix
     model = requirements.gpu.model if requirements.gpu else None
     if model is not None and not model.strip():
         yield ": gpu.model is empty", "name the model, or leave it out"
     elif model is not None and (is_cut(model) or not find_gpu(matrix, model)):
         yield f": gpu.model {model} is not known", hint_of(matrix, model)
-
-
-def _driver_problems(driver: DriverDemand) -> Iterator[tuple[str, str]]:
-    versions = [version for version in (driver.min, driver.below) if version]
-    try:
-        keys = [key(version) for version in versions]
-    except ValueError:
-        fix = 'write it as NVIDIA does, in quotes: "570.124.06"'
-        yield f": driver {' or '.join(versions)} is not a version", fix
-        return
-    if len(keys) > 1 and keys[0] >= keys[1]:
-        yield f": no driver is at least {driver.min} and below {driver.below}", "give a `below` that is above `min`"
 
 
 def node_checks(requirements: Requirements) -> list[CheckModule]:
@@ -270,7 +266,9 @@ def with_mounts(mounts: Iterable[MountDemand], collect: Callable[[], Snapshot]) 
     for number, mount in enumerate(mounts):
         name = f"mount.{number}"
         signal = _asked(name, mount)
-        if _short(mount, signal.value):  # the worker starts meanwhile, and may have been in the way
+        wanted = {way: getattr(mount, f"{way}_gb_s") or 0.0 for way in _WAYS}
+        # The worker starts meanwhile, and may have been in the way.
+        if any(0 < _speed(signal.value, way) < wanted[way] for way in wanted):
             signal = dataclasses.replace(signal, value=_faster(signal.value, _asked(name, mount).value))
         snapshot = dataclasses.replace(snapshot, signals={**snapshot.signals, name: signal})
     return snapshot
@@ -285,10 +283,6 @@ def _speed(found: Any, way: str) -> float:
     """Return GB/s, 0 where nothing was measured."""
     taken = [_table(found, "").get(one) for one in _WAYS[way]]
     return taken[0] / taken[1] / 1e9 if all(map(process_group.positive, taken)) else 0.0
-
-
-def _short(mount: MountDemand, found: Any) -> bool:
-    return any(0 < _speed(found, way) < (getattr(mount, f"{way}_gb_s") or 0.0) for way in _WAYS)
 
 
 def _faster(first: dict[str, Any], again: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from envcheck.node.signal_source import ValueType, fields, listed, mapped, maybe
 from envcheck.runner.local_python import Handle, Target
 from envcheck.runner.outcomes import Event
 from envcheck.runner.planning import STARTING, CheckModule
-from envcheck.runner.requirements import Demand, MountDemand
+from envcheck.runner.requirements import Requirements
 from envcheck.runner.schema import OutcomeRow, Plan, encodable
 from envcheck.runner.worker import process_limits
 from envcheck.runner.worker.fork_server import MOST_STRETCH, P2P_OFF
@@ -78,7 +78,7 @@ class RunPlan:
     """What was asked for: complete before anything is measured. `chosen` are the checks of `plan`, in its order.
 
     `resolution` is what the resolver said of this machine and the target's torch, when it was asked; `matrix` the
-    Matrix to judge by, None for the shipped one. `demands` and `mounts` are a site's on what is measured.
+    Matrix to judge by, None for the shipped one. `requirements` are a site's on what is measured.
     `stretch`: the limits of checks grow where Python and torch start slowly.
     """
 
@@ -90,8 +90,7 @@ class RunPlan:
     stretch: bool = False
     resolution: str | None = None
     matrix: Any = None
-    demands: Sequence[Demand] = ()
-    mounts: Sequence[MountDemand] = ()
+    requirements: Requirements = dataclasses.field(default_factory=Requirements)
 
 
 def worker_plan(plan: Plan, asked: RunPlan, known: Mapping[str, OutcomeRow], *, several_nodes: bool) -> dict[str, Any]:
@@ -198,6 +197,8 @@ def _follow(handle: Handle, path: Path, plan: Mapping[str, Any]) -> Iterator[Eve
             limit = limits.get(str(event.get("id")), _OVER)
             stretched = min(max(limit, event["limit"] if event["event"] == "started" else 0.0), limit * MOST_STRETCH)
             patience = time.monotonic() + _OVER + stretched
+            if event["event"] in ("done", "left-out"):
+                del limits[event["id"]]  # what says more of it writes in the worker's place
         if code is not None and not lines:
             yield {"event": "died", "status": code}
             return

@@ -28,20 +28,6 @@ AddCheck = Callable[..., Path]
 RunSite = Callable[..., Run]
 
 
-class Silent(Watcher):
-    """A watcher that only remembers."""
-
-    def __init__(self) -> None:
-        self.ran: list[str] = []
-        self.known: list[int] = []
-
-    def running(self, check: str) -> None:
-        self.ran.append(check)
-
-    def learned(self, run: Run) -> None:
-        self.known.append(len(run.outcomes))
-
-
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     (tmp_path / "site" / "env").mkdir(parents=True)
@@ -71,14 +57,13 @@ def run_site(site: Path) -> RunSite:
         timeout: float | None = None,
         snapshot: Snapshot | None = None,
         target: Target | None = None,
-        watcher: Silent | None = None,
         **choices: float,
     ) -> Run:
         chosen = [f for f in discover(site) if f.path.is_relative_to(site)]
         planned = plan(chosen, level="full", nproc=2, require_gpu=require_gpu, timeout=timeout, **choices)
         ours = target or LocalPython(ChosenPython(Path(sys.executable), "--python"))
         result = Run(RunPlan(plan=planned, chosen=chosen, target=ours, site=site, spawn=spawn))
-        validate(result, lambda: snapshot or Snapshot(), watcher or Silent(), pause=0.0)
+        validate(result, lambda: snapshot or Snapshot(), Watcher(), pause=0.0)
         return result
 
     return run

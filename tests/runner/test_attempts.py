@@ -128,6 +128,7 @@ BAD = [
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda outcome: outcome.summary)
 def test_a_finding_that_is_not_sound_is_an_error_and_hides_no_other(bad: Outcome) -> None:
+    assert judged(Outcome(ERROR, "no number", value=float("nan"))).value is None
     wrong = OUTCOMES["wrong"]
     alone = judged(Outcome(PASS, "all well", findings=(bad,)))
     assert alone.status == ERROR

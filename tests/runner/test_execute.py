@@ -259,12 +259,14 @@ ATTACKS: list[Any] = [
     {**DONE, "id": ""},
     {"event": "left-out", "id": "one", "left": 0.0},
 ]
+TWICE = [FACTS, DONE, {**DONE, "ranks": []}, {"event": "end"}]
 
 
 def test_an_event_that_does_not_fit_is_skipped_and_told(add: AddCheck, run_site: RunSite) -> None:
     add("one", "return {}")
     clean = run_site(target=ScriptedTarget([FACTS, {"event": "waiting"}, DONE, {"event": "end"}], None))
     assert clean.verdict.exit_code == 0
+    assert run_site(target=ScriptedTarget(TWICE, None)).outcomes["worker-events"].status == "error"
     for attack in ATTACKS:
         run = run_site(target=ScriptedTarget([FACTS, attack, DONE, {"event": "end"}], None))
         assert (run.outcomes["one"].status, run.outcomes["worker-events"].status) == ("pass", "error"), attack

@@ -125,12 +125,12 @@ def group(options: FleetGroupOptions, settings: Settings) -> int:
     interrupted = _measured(run, member, name, options, own)
     report = of_group(report_of(run))
     mine = of_node(report_of(run), member.node)
-    paths = {own: mine} | ({} if member.node or run.nodes is None else {whole: report})
+    paths = {own: mine} | ({} if member.node or run.group is None else {whole: report})
     files = {path: encode(content) for path, content in paths.items() if path is not None}
     fix = "free space, or give --output another place"
     unwritten = [path for path, content in files.items() if not report_output.kept(path, content, fix)]
     if member.node:
-        unformed = run.nodes is None and FORMED in run.known
+        unformed = run.group is None and FORMED in run.known
         click.echo(f"{name}: {mine.verdict.sentence}{f': {run.known[FORMED].summary}' if unformed else ''}")
     elif settings.quiet:
         click.echo(report.verdict.sentence)

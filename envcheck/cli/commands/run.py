@@ -109,7 +109,7 @@ def command(options: RunOptions, settings: Settings) -> int:
     to_stderr = options.as_json
     console = process.console(width=terminal.width(), highlight=False, stderr=to_stderr, quiet=to_stderr and quiet)
     if options.dry_run:
-        terminal.show_plan(run.asked.plan, facts, console, run.asked.demands)
+        terminal.show_plan(run.asked.plan, facts, console, measured_demands(run.asked.requirements))
     elif not quiet:
         terminal.show_announcement(run.asked.plan, facts, console)
     if going_on and (options.dry_run or not quiet):
@@ -181,8 +181,7 @@ def _planned(options: RunOptions, matrix: Path | None) -> RunPlan:
         stretch=options.timeout is None,
         resolution=click.get_current_context().meta.get("envcheck.resolution"),
         matrix=facts,
-        demands=measured_demands(requirements),
-        mounts=requirements.mounts,
+        requirements=requirements,
     )
 
 
@@ -201,7 +200,7 @@ def _run_and_report(
     quiet, interrupted = settings.quiet, None
     with terminal.LiveReport(run, files.report, files.redacted) as keeper:
         try:
-            validate(run, functools.partial(with_mounts, run.asked.mounts, collect), keeper)
+            validate(run, functools.partial(with_mounts, run.asked.requirements.mounts, collect), keeper)
         except KeyboardInterrupt as how:
             interrupted = how
     report = report_of(run)

@@ -12,6 +12,8 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import structs
+
 from envcheck import __version__, safe_files
 from envcheck.checks.support.exact_data import SEED
 from envcheck.checks.support.process_group import NODE_NAME
@@ -82,24 +84,14 @@ Event = dict[str, Any]
 
 
 class GroupSession:
-    """The group of a node that has met the others. `checks` are what it measures, in their order."""
+    """The group of a node's run that has met the others. `checks` are what it measures, in their order."""
 
-    def __init__(self, member: GroupMember, node: int, run: str, checks: Sequence[str], processes: int) -> None:
-        self.member, self.node, self.checks = member, node, list(checks)
+    def __init__(self, run: Run, member: GroupMember, node: int, checks: Sequence[str], processes: int) -> None:
+        self.run, self.member, self.node, self.checks = run, member, node, list(checks)
         self.names = member.begun.names
-        self._run, self._processes = run, processes
+        self._processes = processes
         self._ranks: list[int] = []
         self._rounds = 0
-
-    @property
-    def world(self) -> int:
-        """Return how many ranks all nodes have together; 0 before they are ready."""
-        return sum(self._ranks)
-
-    @property
-    def facts(self) -> GroupFacts:
-        """Return what a report says of the group."""
-        return GroupFacts(run=self._run, nodes=self.names, ranks=list(self._ranks))
 
     def together(self, events: Iterator[Event], directory: Path) -> Iterator[Event]:
         """Yield the worker's events, those of a check's end with the ranks of all nodes; then `end` if it is lost."""
@@ -154,11 +146,12 @@ class GroupSession:
             refuse(f"the nodes' environments differ: {unlike}", "give --python the same environment on all nodes")
         first = parts[0]
         self._ranks = [int(parts[node]["ranks"]) for node in range(len(self.names))]
+        self.run.group = self.run.group and structs.replace(self.run.group, ranks=self._ranks)
         text = json.dumps(
             {
                 "first": sum(self._ranks[: self.node]),
                 "here": self._ranks[self.node],
-                "world": self.world,
+                "world": sum(self._ranks),
                 "node": self.node,
                 "nodes": len(self.names),
                 "ports": dict(zip(self.checks, first["ports"], strict=True)),
@@ -224,7 +217,8 @@ def met(run: Run, place: Membership, name: str, processes: int, wait: float) -> 
             run.ended = now()
             yield False
             return
-        run.nodes = GroupSession(member, place.node, place.run, checks, processes)
+        run.together = GroupSession(run, member, place.node, checks, processes).together
+        run.group = GroupFacts(run=place.run, nodes=member.begun.names, ranks=[])
         run.known |= {row.id: row for row in formed(member.begun)}
         yield True
         patience = 5.0  # for the others to read what the first node sent them last
