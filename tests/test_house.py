@@ -1,7 +1,6 @@
 """What a machine can hold and a reader cannot see; the rest is review, and the size is held by `make weight`."""
 
 import ast
-import os
 import re
 import shutil
 import subprocess
@@ -9,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.interpreters import interpreters
+from tests.processes import ran
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -83,25 +85,11 @@ def imported(node: ast.AST) -> list[str]:
     return [name.split(".")[0] for name in names]
 
 
-def old_python() -> str | None:
-    """Return a Python 3.9 that starts, from PATH or from pyenv."""
-    actual = [
-        shutil.which("python3.9"),
-        *map(str, Path(os.environ.get("PYENV_ROOT", "/nowhere")).glob("versions/3.9.*/bin/python")),
-    ]
-    for python in filter(None, actual):
-        if subprocess.run([python, "--version"], capture_output=True, check=False).returncode == 0:
-            return python
-    return None
-
-
-def test_an_old_interpreter_imports_what_it_must() -> None:
-    python = old_python()
-    if python is None:
-        pytest.skip("no Python 3.9 on this machine; the files are parsed as 3.9 all the same")
+def test_old_interpreters_import_what_they_must() -> None:
     modules = [
         str(path.relative_to(ROOT).with_suffix("")).replace("/", ".").removesuffix(".__init__") for path in foreign()
     ]
     code = "; ".join(f"import {name}" for name in modules)
-    completed = subprocess.run([python, "-B", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert completed.returncode == 0, completed.stderr
+    for python in interpreters():
+        completed = ran([python, "-B", "-c", code], cwd=ROOT)
+        assert completed.returncode == 0, (python, completed.stderr)

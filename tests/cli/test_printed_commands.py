@@ -10,6 +10,7 @@ from typing import Final
 import click
 
 from envcheck.cli import _LazyGroup, cli
+from tests.cli.test_options import COMMANDS
 
 ROOT: Final = Path(__file__).parents[2]
 # Options of other programs that remedies name.
@@ -89,14 +90,8 @@ def test_each_command_that_is_printed_parses() -> None:
 
 
 def test_an_option_that_a_remedy_names_is_there() -> None:
-    known = {"--help", *OTHERS, *(option for one in cli.params for option in one.opts)}
-    groups: list[click.Group] = [cli]
-    for group in groups:
-        for name in group.list_commands(click.Context(group)):
-            command = group.get_command(click.Context(group), name)
-            assert command is not None
-            known |= {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
-            groups += [command] if isinstance(command, click.Group) else []
+    commands = [cli, *COMMANDS.values()]
+    known = {name for one in commands for option in one.params for name in (*option.opts, *option.secondary_opts)}
     named = {
         (str(path.relative_to(ROOT)), option)
         for path in (ROOT / "envcheck").rglob("*.py")
@@ -111,5 +106,5 @@ def test_an_option_that_a_remedy_names_is_there() -> None:
         for option in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", part.value)
     }
     assert len(named) > 30
-    assert {row for row in named if row[1] not in known} == set()
+    assert {row for row in named if row[1] not in {"--help", *OTHERS, *known}} == set()
     assert OTHERS.keys() <= {option for _, option in named}
