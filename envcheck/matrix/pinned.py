@@ -37,8 +37,8 @@ _OUTSIDE: Final = re.compile(r"rocm|xpu|nightly|/test/|dev\d")
 # It needs the package cuda-compat, which images of NVIDIA have.
 _COMPAT: Final = "forward-compat-required"
 # flash-attn 2.8 builds for torch 2.6 with its CUDA 12.6, whatever the name says (Dao-AILab/flash-attention#1783).
-_NEW_STRINGS: Final = re.compile(r"cxx11abiTRUE|flash_attn-2\.8\.[^/]*torch2\.6cxx11abiFALSE")
-_OLD_STRINGS: Final = re.compile(r"flash_attn-2\.[0-7]\.[^/]*cxx11abiFALSE")
+_NEW_STRINGS: Final = re.compile(r"cxx11abiTRUE|flash_attn-2\.8\.[^/]*cu12torch2\.6cxx11abiFALSE")
+_OLD_STRINGS: Final = re.compile(r"flash_attn-2\.[0-7]\.[^/]*cu12torch2\.6cxx11abiFALSE")
 _UNUSED: Final = "uv takes a source for what the file itself requires, and {0} is not: the Python index has it"
 _CUDA_BASE: Final = re.compile(r"(?:\S+/)?nvidia/cuda:(?P<cuda>\d+\.\d+)\S*")
 

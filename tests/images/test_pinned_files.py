@@ -85,6 +85,7 @@ LINES = [
     # Dao-AILab/flash-attention#1783
     (f"pip install torch==2.6.0\npip install {FLASH.replace('7.4', '8.2')}torch2.6cxx11abiFALSE-l.whl", "P105"),
     (f"pip install torch==2.6.0\npip install {FLASH}torch2.6cxx11abiFALSE-l.whl", ""),
+    ("pip install torch==2.6.0\npip install https://x/flash_attn-2.8.3+cu124torch2.6cxx11abiFALSE-l.whl", ""),
     (f"pip install torch==2.6.0 -i https://x.y/whl/cu126\npip install {FLASH}torch2.6cxx11abiFALSE-l.whl", "P105"),
     # McGill-NLP/nano-aha-moment#3
     (f"FROM python:3.12\nRUN pip install {FLASH}torch2.5-cp310-cp310-l.whl", "P105"),
