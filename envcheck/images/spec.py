@@ -13,6 +13,7 @@ from envcheck.errors import ConfigError, refuse
 from envcheck.images import lockfile as locking
 from envcheck.images.lockfile import Group, Lock, Pin
 from envcheck.images.targets import FABRIC_LIBRARIES, RECIPES, extensions_of, groups_of, requirements_of
+from envcheck.matrix.facts.lookup import driver_floor
 from envcheck.matrix.facts.model import Base, Build, Cell, HostArch, Matrix, Target, TorchRelease, TorchVariant, key
 
 LABEL_PREFIX = "envcheck."
@@ -252,14 +253,6 @@ def arch_list(cell: Cell, build: Build) -> str:
         return "unknown"
     names = [f"sm_{cc.replace('.', '')}" for cc in build.sass] + [f"compute_{cc.replace('.', '')}" for cc in build.ptx]
     return " ".join(names)
-
-
-def driver_floor(matrix: Matrix, cuda: str | None) -> str:
-    """Return the oldest driver any minor of this CUDA major runs on."""
-    if cuda is None:
-        return "none"
-    major = cuda.partition(".")[0]
-    return next((family.floor for family in matrix.cuda.families if family.major == major), "unknown")
 
 
 def _library(cell: Cell, locks: list[Lock], package: str, fact: str | None, where: str) -> str:

@@ -34,6 +34,7 @@ from envcheck.checks import (
 )
 from envcheck.checks import env as env_checks
 from envcheck.checks.env import shared_libraries
+from envcheck.checks.node.driver_cuda import init_error
 from envcheck.checks.support import control_group, process_group
 from envcheck.counting import counted, numbered
 from envcheck.runner.outcomes import default_code, row_of
@@ -157,7 +158,9 @@ def concluded(view: View, plan: Plan, rows: Mapping[str, OutcomeRow]) -> dict[st
     no_torch = shared_libraries.unimportable(view.environment) if "error" in view.environment else None
     if plan.require_gpu and view.mode != "gpu" and FAIL not in statuses:
         text, limit = f"torch sees no GPU: {_no_gpu(view.environment)}", Limit(1, "GPUs", "--require-gpu")
-        found["require-gpu"] = no_torch or failed(text, fix=GPU_FIX, code="gpu.required", value=0, limit=limit)
+        known = init_error(view)
+        fix = known.fix if known else GPU_FIX
+        found["require-gpu"] = no_torch or failed(text, fix=fix, code="gpu.required", value=0, limit=limit)
     # Checks of a site alone may be run where no torch is; any other environment without it is never a pass.
     shipped = {name.replace("_", "-") for _, name, _ in pkgutil.iter_modules(env_checks.__path__)}
     if no_torch and any(c.id in shipped for c in plan.checks) and not found and not statuses & {FAIL, ERROR}:

@@ -40,6 +40,7 @@ TWICE = re.compile(r"^((lib(?:cublas|cublasLt|cudnn\w*|nccl|cusparse|cufft|cusol
 DISTRIBUTION = "/usr/lib/python3/dist-packages/"
 # Brought by the driver: an image on a build machine has none.
 DRIVER = ("libcuda.so", "libnvidia-ml.so")
+_STUB_LIBRARY = 34  # cuda.h: CUDA_ERROR_STUB_LIBRARY. A copy of the stub has a path of its own and says so
 _FOR_CUDA = re.compile(r"(nvidia-.+)-cu\d\d")
 _REINSTALL = "install that package again (pip install --force-reinstall --no-deps NAME==VERSION), or build anew"
 _BROKEN = "torch is there but broken: install it again, or give --python another; the JSON has the log"
@@ -151,7 +152,11 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     entry = ranks[0] if ranks else {}
     if not process_group.counts(entry.get("tried")) or not entry["tried"] or not isinstance(entry.get("broken"), dict):
         return undecided("no library of torch was looked at", code="libraries.unmeasured")
-    findings = [*_broken(entry), *_stubs(entry), *_twice(entry)]
+    loaded = view.snapshot.gpus and view.environment.get("cuinit") == _STUB_LIBRARY and view.environment.get("libcuda")
+    stubs = entry.get("stubs") or ([loaded] if loaded else [])
+    fix, about = "take the stubs directory out of LD_LIBRARY_PATH and ld.so.conf; it is for linking only", len(stubs)
+    of_stubs = [_finding(failed, f"a stub libcuda: {path}", fix, about, "libraries.stub", path) for path in stubs]
+    findings = [*_broken(entry), *of_stubs, *_twice(entry)]
     if entry.get("numpy"):
         text = f"torch and NumPy exchange no array: {entry['numpy']}"
         findings.append(_finding(failed, text, _NUMPY, 1, "libraries.numpy", "numpy"))
@@ -213,12 +218,6 @@ def _broken(entry: Measured) -> list[Outcome]:
     return [
         _finding(failed, f"{text}, {name}: {why}", fix, *about, name, broken=broken) for name, why in broken.items()
     ]
-
-
-def _stubs(entry: Measured) -> list[Outcome]:
-    stubs = entry.get("stubs") or []
-    fix = "take the stubs directory out of LD_LIBRARY_PATH and ld.so.conf; it is for linking only"
-    return [_finding(failed, f"a stub libcuda: {path}", fix, len(stubs), "libraries.stub", path) for path in stubs]
 
 
 def _twice(entry: Measured) -> list[Outcome]:

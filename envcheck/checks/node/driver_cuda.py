@@ -13,6 +13,7 @@ from envcheck.checks import Check, Limit, Outcome, View, failed, matrix_facts, p
 from envcheck.checks.gpu_readings import culprit, label, lost
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
+from envcheck.matrix.facts.lookup import driver_floor
 from envcheck.matrix.resolver.verdict import FORWARD, MINOR, OK, TOO_OLD, Verdict, driver_verdict
 from envcheck.node.snapshot import Gpu
 
@@ -93,9 +94,7 @@ def _unfit(view: View, cuda: str, driver: str) -> list[Outcome]:
 
 
 def _limit(view: View, cuda: str) -> Limit:
-    families = matrix_facts.matrix(view).cuda.families
-    floor = next(family.floor for family in families if family.major == cuda.partition(".")[0])
-    return Limit(floor, "driver version", SOURCE)
+    return Limit(driver_floor(matrix_facts.matrix(view), cuda), "driver version", SOURCE)
 
 
 def _below(view: View, cuda: str, driver: str, answer: Verdict, visible: int | None) -> Outcome:

@@ -12,6 +12,7 @@ from packaging.version import InvalidVersion, Version
 from envcheck.checks import FAIL, Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst
 from envcheck.checks.matrix_facts import matrix
 from envcheck.counting import counted
+from envcheck.matrix.facts.lookup import driver_floor
 from envcheck.matrix.facts.model import Target
 
 CHECK = Check(
@@ -95,20 +96,14 @@ def _misnamed(view: View) -> list[Outcome]:
     implied = {
         "cell": f"torch{version}-{variant}-py{_minor(python).replace('.', '')}",
         "variant": variant,
-        "driver_floor": _floor(view, cuda),
+        "driver_floor": driver_floor(matrix(view), None if cuda == "none" else cuda),
     }
-    pairs = ((key, view.promises.get(key, "unknown"), real) for key, real in implied.items() if real is not None)
+    pairs = ((key, view.promises.get(key, "unknown"), real) for key, real in implied.items() if real != "unknown")
     return [
         _broken(key.replace("_", "-"), "promised", promise, real)
         for key, promise, real in pairs
         if promise not in {"unknown", real}
     ]
-
-
-def _floor(view: View, cuda: str) -> str | None:
-    if cuda == "none":
-        return "none"
-    return next((family.floor for family in matrix(view).cuda.families if family.major == cuda.partition(".")[0]), None)
 
 
 def _not_of_target(view: View) -> list[Outcome]:

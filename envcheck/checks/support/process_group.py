@@ -235,6 +235,13 @@ def remedy(raised: object, otherwise: str) -> str:
     return f"pip install {absent[1]}" if absent else otherwise
 
 
+# What torch, cuBLAS, cuDNN and NCCL say where others hold the memory of a GPU.
+OUT_OF_GPU_MEMORY = (
+    r"CUDA out of memory|CUDA error: out of memory|Cuda failure 2 |CUDA calloc|CUDA malloc"
+    r"|CU[A-Z]+_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)|ALLOCATION_FAILED"
+)
+
+
 def quoted(error: BaseException) -> str:
     """Return an exception's type and first line."""
     lines = str(error).strip().splitlines() or [""]

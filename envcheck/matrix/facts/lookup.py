@@ -386,3 +386,11 @@ def other_accelerator(name: str) -> OtherAccelerator | None:
     jetson, *others = msgspec.json.decode(path.read_bytes(), type=list[OtherAccelerator])
     known = [jetson] if re.search(r"(?i)\b(NVIDIA|TESLA|QUADRO|GEFORCE)\b", name) else [jetson, *others]
     return next((one for one in known if re.search(one.pattern, name, re.IGNORECASE)), None)
+
+
+def driver_floor(matrix: Matrix, cuda: str | None) -> str:
+    """Return the oldest driver any minor of this CUDA major runs on."""
+    if cuda is None:
+        return "none"
+    major = cuda.partition(".")[0]
+    return next((family.floor for family in matrix.cuda.families if family.major == major), "unknown")

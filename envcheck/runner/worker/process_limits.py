@@ -8,14 +8,14 @@ import resource
 import signal
 from typing import Any
 
-from envcheck.checks.support import control_group
+from envcheck.checks.support import control_group, process_group
 
 _PROCESSES = re.compile(
     r"Resource temporarily unavailable|BlockingIOError|can't start new thread|[Tt]hread creation failed|pthread_create"
 )
 _MEMORY = re.compile(
-    r"MemoryError|annot allocate memory|can't allocate memory|bad_alloc|not enough memory|failed to map segment"
-    r"|out of memory allocating"
+    r"(?<!OutOf)MemoryError|annot allocate memory|can't allocate memory|bad_alloc|not enough memory"
+    r"|failed to map segment|out of memory allocating"
 )
 # A rank that could start no thread hangs or takes others with it, and does not say so.
 _LOST = re.compile(
@@ -49,6 +49,7 @@ _LIFTED = [
     for pattern, fix in (
         (r"[Uu]nable to find address for: lo\b", "start the loopback: `ip link set lo up`"),
         (r"pids\.max of the control group", _MORE.format("processes", "--pids-limit", "podPidsLimit of the kubelet")),
+        (process_group.OUT_OF_GPU_MEMORY, "free the GPU's memory: end, or await, the processes that gpu-in-use names"),
         (r"see `ulimit -u`", "raise it with `ulimit -u`, of a container with `--ulimit nproc=-1`"),
         (r"see `ulimit -v`", "raise it with `ulimit -v unlimited`, or in /etc/security/limits.conf"),
         (r"memory\.\w+ of the control group|for lack of memory", _MORE.format("memory", "--memory", "limits.memory")),

@@ -342,7 +342,8 @@ def be_rank(job: Job, rank: int, directory: Path) -> None:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException as error:  # noqa: BLE001 (a check's process ends here; what it raised is its result)
         traceback.print_exc()  # first, for there may be no room for a file
-        text = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+        said = str(error).strip().splitlines()  # NCCL's cause stands last
+        text = ": ".join([type(error).__name__, *said[:1], *(said[-1:] if "Last error:" in said else [])])
         _write(directory, rank, json.dumps({"error": process_limits.explained(text[:500])}))
     finally:
         leave(code)

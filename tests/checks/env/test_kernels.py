@@ -86,6 +86,11 @@ def test_a_graph_that_cudnn_has_no_plan_for_is_absent_and_any_other_error_a_fail
     for text in (said, "CUDNN_STATUS_EXECUTION_FAILED"):
         monkeypatch.setattr(kernels, "results", Mock(side_effect=RuntimeError(text)))
         survey.run(kernels.rows()[0])
+    # A GPU or a host without free memory is no wrong operator.
+    for lack in ("CUDA out of memory. Tried", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED", "not enough memory: you tried"):
+        monkeypatch.setattr(kernels, "results", Mock(side_effect=RuntimeError(lack)))
+        with pytest.raises(RuntimeError, match=lack):
+            survey.run(kernels.rows()[0])
     assert survey.found["absent"] == {"mm float16": f"RuntimeError: {said}"}
     assert [one["raised"] for one in survey.found["wrong"]] == ["RuntimeError: CUDNN_STATUS_EXECUTION_FAILED"]
 

@@ -40,6 +40,18 @@ def test_no_limit_explains_what_it_did_not_cause(monkeypatch: pytest.MonkeyPatch
     assert process_limits.explained("MemoryError") == "MemoryError"
 
 
+def test_a_full_gpu_is_no_limit_of_the_process(outcome: Callable[..., OutcomeRow]) -> None:
+    """As an H200 said it whose memory another process held, to torch and to NCCL, in a group of limited memory."""
+    for name, said in (
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 256.00 MiB. GPU 0 has a total capacity of 139.80"),
+        ("DistBackendError", "NCCL error, unhandled cuda error\nLast error:\nFailed to CUDA calloc async 608 bytes"),
+    ):
+        actual = outcome(f"class {name}(Exception): pass\nraise {name}({said!r})", options="ranks=1, timeout=30")
+        assert (actual.status, "limit:" in actual.summary) == ("error", False)
+        assert "that gpu-in-use names" in actual.remedy
+    assert "CUDA calloc" in actual.summary
+
+
 def test_the_line_of_a_log_that_a_limit_explains_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     log = "Traceback\nobject type name: MemoryError\nlost sys.stderr\n"
     assert process_limits.telling_line("") == ""
