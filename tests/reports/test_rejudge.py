@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from envcheck.checks.support import process_group
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.model import RunReport, load, rejudge
 from envcheck.runner.planning import discover, plan
@@ -78,6 +79,17 @@ def test_a_failure_that_was_taken_out_of_the_plan_and_made_a_pass_fails_again() 
     actual = rejudge(structs.replace(recorded, plan=plan_, outcomes=edited)).report
     assert {one.id for one in actual.outcomes if one.status == "fail"} == failed
     assert actual.verdict.exit_code == 1
+
+
+def test_what_real_nccl_gave_on_an_h200_is_right_but_for_the_gpu_that_both_ranks_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorded = load(DATA / "reports" / "h200-two-ranks.json")
+    held = {one.id: one.status for one in rejudge(recorded).report.outcomes if one.code == "rank.shared-gpu"}
+    assert {"all-reduce", "all-reduce-bandwidth", "collectives", "ddp", "fsdp", "straggler"} < held.keys()
+    monkeypatch.setattr(process_group, "_shared", lambda _: None)
+    again = {one.id: one.status for one in rejudge(recorded).report.outcomes}
+    assert {again[identity] for identity in held.keys() - {"node-links"}} == {"pass"}
 
 
 def test_a_pass_of_several_attempts_on_a_sick_node_is_none(past: Callable[..., RunReport]) -> None:
