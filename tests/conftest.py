@@ -65,7 +65,7 @@ def promtool() -> str:
 
 
 def _python(variable: str, missing: str, makes: str) -> Path:
-    """Return the interpreter that a variable names; skip without it."""
+    """Return the interpreter, or the directory of programs, that a variable names; skip without it."""
     python = os.environ.get(variable)
     if not python:
         pytest.skip(f"no {missing}: set {variable}, or use `make test`, which {makes}")
@@ -89,6 +89,11 @@ def hub_python() -> Path:
 @pytest.fixture(scope="session")
 def keyless_python() -> Path:
     return _python("ENVCHECK_TEST_KEYLESS", "sigstore", "installs it")
+
+
+@pytest.fixture(scope="session")
+def validators() -> Path:
+    return _python("ENVCHECK_TEST_VALIDATORS", "kubernetes-validate", "installs it")
 
 
 @pytest.fixture(scope="session")

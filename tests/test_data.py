@@ -11,11 +11,6 @@ from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles import model
 
 
-def test_a_checkout_uses_its_own_files() -> None:
-    assert data.data_path("matrix.yaml") == Path(__file__).parents[1] / "matrix.yaml"
-    assert data.own_images().is_dir()
-
-
 def test_a_base_directory_that_is_relative_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ENVCHECK_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -58,14 +58,6 @@ def gang_job(text: str) -> dict[str, Any]:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "envcheck-group-node-0"}, **job["template"]}
 
 
-@pytest.fixture(scope="session")
-def validators() -> Path:
-    at = os.environ.get("ENVCHECK_TEST_VALIDATORS")
-    if not at:
-        pytest.skip("no kubernetes-validate: set ENVCHECK_TEST_VALIDATORS, or use `make test`, which installs it")
-    return Path(at)
-
-
 @pytest.mark.tools
 @each("values", SETTINGS.values())
 def test_shellcheck_finds_nothing(tmp_path: Path, validators: Path, values: LaunchValues) -> None:

@@ -20,7 +20,6 @@ from envcheck.mirrors.profiles.model import (
     Index,
     Profile,
     has_userinfo,
-    hf_environment,
     network_indexes,
     redacted,
     without_queries,
@@ -231,12 +230,6 @@ def outcome(value: Any) -> str | None:
     except ConfigError as error:
         return str(error)
     return None
-
-
-def test_an_endpoint_turns_xet_off_because_its_data_would_go_elsewhere() -> None:
-    data = hf_environment(Profile(name="t", hf=HuggingFace(endpoint="https://hf.example/", etag_timeout=90)))
-    assert (data["HF_ENDPOINT"], data["HF_HUB_DISABLE_XET"]) == ("https://hf.example", "1")
-    assert (data["HF_HUB_ETAG_TIMEOUT"], data["HF_HUB_DOWNLOAD_TIMEOUT"]) == ("90", "60")
 
 
 def test_local_sources_add_to_the_default_and_do_not_replace_it() -> None:

@@ -116,18 +116,6 @@ def test_a_report_of_another_image_publishes_nothing(site: Site) -> None:
     assert one.digest != other.digest
 
 
-def test_a_newer_failure_takes_back_and_a_stranger_s_does_not(site: Site) -> None:
-    image = site.image("one", "one")
-    site.publish(image)
-    site.publish(image, key="other", ago=1800, failed=True)
-    assert site.chosen() == image.digest
-    status, output = site.publish(image, ago=1200, failed=True)
-    assert (status, output.startswith("published FAILED")) == (0, True)
-    assert {"failed", "failed-since"} <= site.reasons()
-    site.publish(image, ago=600)
-    assert site.chosen() == image.digest
-
-
 def test_the_newest_torch_comes_first_and_then_the_newest_proof(site: Site) -> None:
     old = site.image("old", "2.8.0-cpu-py311-runtime-amd64-1")
     new = site.image("new", "2.13.0-cpu-py311-runtime-amd64-1")

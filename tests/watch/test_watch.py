@@ -127,18 +127,13 @@ def test_a_lost_gpu_hides_no_other(tmp_path: Path) -> None:
     assert {sample["index"] for sample in seen(tmp_path / "watch.json")["gpus"]} == {1}
 
 
-def simulated(output: Path, *options: str) -> dict[str, Any]:
-    """Watch a short command on two simulated GPUs."""
-    command = [sys.executable, str(SIMULATE), "watch", "--interval", "0.1s", "-o", str(output), *options]
-    environment = {**os.environ, "SIMULATED_GPUS": "2"}
-    subprocess.run([*command, "--", "sleep", "1.5"], check=True, capture_output=True, env=environment)
-    return seen(output)
-
-
 def test_simulated_gpus_are_sampled_while_the_command_runs(tmp_path: Path) -> None:
-    document = simulated(tmp_path / "watch.json", "--html", str(tmp_path / "page.html"))
-    assert {sample["index"] for sample in document["gpus"]} == {0, 1}
-    assert all(sample["memory_total"] > 0 and sample["power_draw"] is not None for sample in document["gpus"])
+    output = ["-o", str(tmp_path / "watch.json"), "--html", str(tmp_path / "page.html")]
+    command = [sys.executable, str(SIMULATE), "watch", "--interval", "0.1s", *output, "--", "sleep", "1.5"]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "SIMULATED_GPUS": "2"})
+    gpus = seen(tmp_path / "watch.json")["gpus"]
+    assert {sample["index"] for sample in gpus} == {0, 1}
+    assert all(sample["memory_total"] > 0 and sample["power_draw"] is not None for sample in gpus)
     assert "GPU memory" in (tmp_path / "page.html").read_text()
 
 

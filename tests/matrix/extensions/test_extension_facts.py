@@ -36,11 +36,6 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-@pytest.fixture(scope="module")
-def extensions() -> Extensions:
-    return file.loads(file.SHIPPED.read_bytes())
-
-
 def test_the_shipped_file_is_consistent_and_small(extensions: Extensions, matrix: Matrix) -> None:
     assert lint(extensions, matrix) == []
     assert file.SHIPPED.stat().st_size < 1_000_000

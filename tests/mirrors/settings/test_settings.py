@@ -126,8 +126,9 @@ def test_the_environment_of_hugging_face_and_model_scope() -> None:
     assert lines["HF_HUB_DISABLE_XET"] == "1"
     assert lines["MODELSCOPE_DOMAIN"] == "ms.example"
     assert "HF_HUB_DISABLE_IMPLICIT_TOKEN" not in lines
-    never = msgspec.structs.replace(SITE, hf=HuggingFace(endpoint="https://hf.example"))
-    assert "HF_HUB_DISABLE_IMPLICIT_TOKEN=1\n" in text("hf", never)
+    never = msgspec.structs.replace(SITE, hf=HuggingFace(endpoint="https://hf.example", etag_timeout=90))
+    for line in ("DISABLE_IMPLICIT_TOKEN=1", "ETAG_TIMEOUT=90", "DOWNLOAD_TIMEOUT=60"):
+        assert f"HF_HUB_{line}\n" in text("hf", never)
 
 
 def test_conda_and_npm() -> None:

@@ -71,13 +71,9 @@ def test_every_setting_is_read_and_keys_lie_beside_the_file(site: Path, monkeypa
     )
 
 
-def test_the_default_is_strict() -> None:
+def test_the_default_is_strict_and_what_is_left_out_is_as_in_it(site: Path) -> None:
     assert (DEFAULT.level, DEFAULT.max_age, DEFAULT.mode) == ("standard", dt.timedelta(days=30), "gpu")
     assert (DEFAULT.rejudge, DEFAULT.keys) == (True, ())
-    assert Policy() == DEFAULT
-
-
-def test_what_is_left_out_is_as_in_the_default(site: Path) -> None:
     policy = read_policy(written(site, '[proof]\nkeys = ["gate.pub"]\n'))
     assert structs.replace(policy, keys=()) == DEFAULT
 

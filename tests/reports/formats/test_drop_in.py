@@ -42,9 +42,3 @@ def test_a_new_module_is_a_format_that_the_command_line_takes(
     monkeypatch.delitem(sys.modules, "envcheck.reports.formats.table_of_outcomes")
     with pytest.raises(TypeError, match=r"table_of_outcomes\.FORMAT is no Format"):
         formats.named("table_of_outcomes")
-
-
-def test_names_import_no_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "envcheck.reports.formats.html", raising=False)
-    assert "html" in formats.names()
-    assert "envcheck.reports.formats.html" not in sys.modules
