@@ -38,6 +38,21 @@ def plant(root: Path, files: Mapping[str, str | bytes]) -> None:
         (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
+SITE_CHECK = '''"""A check of this site."""
+from envcheck.checks import Check, Limit, failed, passed, skipped, warned
+CHECK = Check(promise="it holds", level="{level}", {options})
+{measure}
+def judge(view, ranks=()):
+    return {outcome}
+'''
+
+
+def site_check(path: Path, outcome: str, measure: str = "", *, level: str = "quick", options: str = "") -> None:
+    """Write a check of a site's own; one of the environment has a body of its measure too."""
+    body = f"def measure(rank):\n    {measure}\n" if measure else ""
+    plant(path.parent, {path.name: SITE_CHECK.format(outcome=outcome, measure=body, level=level, options=options)})
+
+
 def machine(name: str) -> Snapshot:
     return msgspec.json.decode((DATA / "snapshots" / f"{name}.json").read_bytes(), type=Snapshot)
 

@@ -14,7 +14,7 @@ from envcheck.cli.commands.checks import MET, command, rows
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.runner.planning import discover
 from envcheck.runner.schema import OutcomeRow
-from tests.builders import report, row
+from tests.builders import report, row, site_check
 from tests.tables import each
 
 ROOT = Path(__file__).parents[2]
@@ -63,12 +63,7 @@ def test_what_counts_as_having_met_a_gpu(outcome: OutcomeRow, facts: dict[str, A
 
 
 def test_a_file_that_is_no_check_hides_no_other_check(tmp_path: Path) -> None:
-    (tmp_path / "node").mkdir()
-    sound = (
-        '"""Doc."""\nfrom envcheck.checks import Check, passed\nCHECK = Check(promise="p", level="quick")\n'
-        "def judge(snapshot):\n    return passed('')\n"
-    )
-    (tmp_path / "node/my_sound.py").write_text(sound)
+    site_check(tmp_path / "node/my_sound.py", "passed('')")
     (tmp_path / "node/my_broken.py").write_text("def judge(:\n")
     settings = Settings(None, verbose=False, quiet=False)
     for more in ([], ["--json"]):
@@ -91,10 +86,7 @@ def test_every_limit_belongs_to_a_check_that_tells_it() -> None:
 
 
 def test_a_site_has_its_own_checks_told(tmp_path: Path) -> None:
-    (tmp_path / "node").mkdir()
-    text = '"""Ours."""\nfrom envcheck.checks import Check, Limit, passed\nCHECK = Check("ours holds", "quick")\n'
-    text += 'BOUND = Limit(3, "W", "the contract")\ndef judge(view):\n    return passed("x")\n'
-    (tmp_path / "node" / "ours.py").write_text(text)
+    site_check(tmp_path / "node/ours.py", "passed('x')\nBOUND = Limit(3, 'W', 'the contract')")
     about = listed_checks("ours", "--checks", str(tmp_path))
     assert "runs on   node: data read from the node" in about
     assert "  at least 3 W\n    the contract\n" in about

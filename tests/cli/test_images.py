@@ -84,26 +84,23 @@ def test_the_list_is_of_what_runs_on_the_machine_that_is_described(run: Run) -> 
     assert [line.split()[-2] for line in shown.splitlines()[1:4]] == ["570.86.16", "570.86.16", "580.65.06"]
 
 
-@pytest.mark.parametrize("lacking", ["torch", "base"])
-def test_a_lock_file_that_is_missing_is_named_and_nothing_is_built(run: Run, images: Path, lacking: str) -> None:
-    (images / CELL / f"{lacking}.lock").unlink()
-    shown = run("images", CELL)
+@pytest.mark.parametrize(("cell", "lacking"), [(CELL, "torch"), (CELL, "base"), (OTHER, "nvidia")])
+def test_a_lock_file_that_is_missing_is_named_and_nothing_is_built(
+    run: Run, images: Path, cell: str, lacking: str
+) -> None:
+    shutil.copytree(data_path("images") / cell, images / cell, dirs_exist_ok=True)
+    assert run("images", cell).output.splitlines()[1].split()[1] == "yes"
+    (images / cell / f"{lacking}.lock").unlink()
+    shown = run("images", cell)
     assert shown.exit_code == 0
     assert shown.output.splitlines()[1].split()[1] == "BAD"
     assert f"lacks {lacking}.lock: restore it, or run" in shown.output
-    row = json.loads(run("images", CELL, "--json").output)["cells"][0]
+    row = json.loads(run("images", cell, "--json").output)["cells"][0]
     assert (row["locked"], row["missing"]) == (False, [f"{lacking}.lock"])
-    for command in (["build", CELL, "--engine", "venv"], ["render", CELL]):
+    for command in (["build", cell, "--engine", "venv"], ["render", cell]):
         ended = run(*command)
         assert isinstance(ended.exception, ConfigError), ended.output
         assert f"lacks {lacking}.lock" in str(ended.exception)
-
-
-def test_what_a_dockerfile_installs_must_be_locked(run: Run, images: Path) -> None:
-    shutil.copytree(data_path("images") / OTHER, images / OTHER)
-    assert run("images", OTHER).output.splitlines()[1].split()[1] == "yes"
-    (images / OTHER / "nvidia.lock").unlink()
-    assert "lacks nvidia.lock" in run("images", OTHER).output
 
 
 def test_an_edited_dockerfile_is_warned_of(images: Path) -> None:

@@ -15,18 +15,9 @@ import envcheck
 from envcheck.cli.report_output import Node, Output, OutputType, left_to_the_first, node_of
 from envcheck.errors import ConfigError
 from envcheck.runner.launcher import Place, place
+from tests.builders import site_check
 from tests.waiting import eventually
 
-CHECK = '''"""A check of this site."""
-from envcheck.checks import Check, passed
-CHECK = Check(promise="it holds", level="quick", ranks=1, timeout=60)
-def measure(rank):
-    import time
-    time.sleep({seconds})
-    return {{}}
-def judge(view, ranks):
-    return passed("fine")
-'''
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -155,12 +146,12 @@ def test_tasks_that_each_have_gpus_of_their_own_are_refused(gpus: dict[str, str]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    (tmp_path / "site/env").mkdir(parents=True)
     (tmp_path / "cwd").mkdir()
     started: list[subprocess.Popen[str]] = []
 
     def begin(*argv: str, seconds: float = 0, **environ: str) -> subprocess.Popen[str]:
-        (tmp_path / "site/env/mine.py").write_text(CHECK.format(seconds=seconds))
+        measure = f"import time; time.sleep({seconds}); return {{}}"
+        site_check(tmp_path / "site/env/mine.py", "passed('fine')", measure, options="ranks=1, timeout=60")
         kept = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")}
         process = subprocess.Popen(
             [

@@ -123,20 +123,17 @@ def test_a_full_disk_makes_a_pass_undetermined_and_takes_no_failure_back(
 
 
 def test_a_run_is_held_against_its_baseline(run: Envcheck, tmp_path: Path) -> None:
-    (tmp_path / "site" / "node").mkdir(parents=True)
-    check = tmp_path / "site" / "node" / "speed.py"
-    text = '"""Slow."""\nfrom envcheck.checks import Check, passed\nCHECK = Check(promise="fast", level="quick")\n'
-    text += 'def judge(view):\n    return passed("ran", value={}, unit="GB/s")\n'
-    check.write_text(text.format(100.0))
+    speed = "passed('ran', value={}, unit='GB/s')"
+    builders.site_check(tmp_path / "site/node/speed.py", speed.format(100.0))
     argv = ("run", "--checks", "site", "--only", "speed")
     assert run(*argv, "--output", "good.json", "--html", "good.html").returncode == 0
     assert (tmp_path / "good.html").read_text().startswith("<!DOCTYPE html>")
     assert run(*argv, "--baseline", "good.json").returncode == 0
-    check.write_text(text.format(40.0))
+    builders.site_check(tmp_path / "site/node/speed.py", speed.format(40.0))
     slower = run(*argv, "--baseline", "good.json")
     assert slower.returncode == 1
     assert "speed value: -60.0%" in slower.stdout
-    (tmp_path / "site" / "node" / "other.py").write_text(text.format(1.0))
+    builders.site_check(tmp_path / "site/node/other.py", speed.format(1.0))
     apart = run("run", "--checks", "site", "--only", "other", "--baseline", "good.json")
     assert (apart.returncode, apart.stdout.splitlines()[-1]) == (3, "no match; compared 0 checks and speeds")
     broken = run(*argv, "--baseline", "none.json")
@@ -167,11 +164,7 @@ def test_what_is_read_is_not_written_over(
 
 
 def test_the_steps_of_a_job_append_to_one_summary_whatever_they_came_to(run: Envcheck, tmp_path: Path) -> None:
-    (tmp_path / "site" / "node").mkdir(parents=True)
-    text = '"""x."""\nfrom envcheck.checks import Check, failed\nCHECK = Check(promise="x", level="quick")\n'
-    (tmp_path / "site" / "node" / "mine.py").write_text(
-        f"{text}def judge(view):\n    return failed('no', fix='do it')\n"
-    )
+    builders.site_check(tmp_path / "site/node/mine.py", "failed('no', fix='do it')")
     (tmp_path / "summary.md").write_text("# The job\n")
     argv = ("run", "--checks", "site", "--only", "mine", "--summary", "summary.md", "--output", "r.json")
     assert [run(*argv).returncode, run("--quiet", *argv).returncode] == [1, 1]

@@ -10,16 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import site_check
 from tests.processes import ran, typed
-
-CHECK = '''"""A check of this site."""
-from envcheck.checks import Check, failed, passed, skipped, warned
-CHECK = Check(promise="it holds", level="{level}", ranks=1, timeout=20, {options})
-def measure(rank):
-    {measure}
-def judge(view, ranks):
-    return {outcome}
-'''
 
 Envcheck = Callable[..., "subprocess.CompletedProcess[str]"]
 Add = Callable[..., None]
@@ -37,11 +29,9 @@ def run(tmp_path: Path) -> Envcheck:
 
 @pytest.fixture
 def add(tmp_path: Path) -> Add:
-    (tmp_path / "site" / "env").mkdir(parents=True)
-
-    def write(name: str, outcome: str, *, measure: str = "return {}", level: str = "quick", options: str = "") -> None:
-        text = CHECK.format(level=level, options=options, measure=measure, outcome=outcome)
-        (tmp_path / "site" / "env" / f"{name}.py").write_text(text)
+    def write(name: str, outcome: str, *, measure: str = "return {}", options: str = "") -> None:
+        options = f"ranks=1, timeout=20, {options}"
+        site_check(tmp_path / "site" / "env" / f"{name}.py", outcome, measure, options=options)
 
     return write
 
