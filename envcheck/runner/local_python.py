@@ -220,7 +220,7 @@ def read_promises(prefix: str) -> dict[str, str]:
     for promises in (Path(prefix) / "envcheck-promises.json", *([IMAGE_PROMISES] if prefix == IMAGE_PREFIX else [])):
         try:
             promised = msgspec.json.decode(safe_files.read_regular(promises, _MOST_PROMISES), type=dict[str, str])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             refuse(f"{promises} is not a JSON object of strings: {error}", _REBUILD)
         except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in what it calls its prefix
             continue

@@ -319,12 +319,11 @@ def _mount(source: str, demand: MountDemand, number: int, view: View) -> Outcome
         least, speed = getattr(demand, f"{way}_gb_s"), _speed(found, way)
         if least is None:
             continue
-        speed, why = round(speed, 4), ""
+        unmeasured = f"no {way} was measured: it is memory, or too little is free ({found.get('free')} B)"
+        why, speed = "" if speed else unmeasured, round(speed, 4)
         # What is too slow out of memory is too slow off the disk.
         sure = found.get("direct") is True and speed <= disk_read.CEILING
-        if not speed:
-            why = f"no {way} was measured: it is memory, or too little is free ({found.get('free')} B)"
-        elif way == "read" and speed >= least and not sure:
+        if way == "read" and speed >= least and not sure:
             why = f"{speed:g} GB/s may have come out of memory (no O_DIRECT)"
         if why:
             findings.append(undecided(f"{path}: {why}", fix=_MOUNT_FIX, code="require.unmeasured"))

@@ -115,8 +115,8 @@ def test_an_environment_whose_promises_have_no_end_holds_up_nobody(tmp_path: Pat
     assert read_promises("/nowhere\0") == {}
 
 
-@each("text", ["", "{", "[]", '{"torch": 2.1}'])
+@each("text", ["", "{", "[]", '{"torch": 2.1}', '{"torch": "\xe9"}'])
 def test_promises_that_cannot_be_read_are_no_empty_ones(tmp_path: Path, text: str) -> None:
-    (tmp_path / "envcheck-promises.json").write_text(text)
+    (tmp_path / "envcheck-promises.json").write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError, match=r"promises\.json is no"):
         read_promises(str(tmp_path))

@@ -138,6 +138,7 @@ DATA = {
         ({**DATA, "same": False}, FAIL, "other bytes"),
         ({**DATA, "direct": False}, ERROR, "4 GB/s may have come out of memory"),
         ({**DATA, "direct": False, "seconds": 0.51}, FAIL, "read 1.9608 GB/s"),
+        ({**DATA, "direct": False, "seconds": 1e6}, FAIL, "read 0 GB/s"),
         ({**DATA, "seconds": 0.001}, ERROR, "1000 GB/s may have come out of memory"),
         ({"point": "/data", "kind": "lustre", "free": 5}, ERROR, "too little is free (5 B)"),
         ({**DATA, "writing": math.nan}, ERROR, "no write was measured"),
