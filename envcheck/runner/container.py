@@ -13,9 +13,10 @@ from typing import Any, Final, Literal
 
 from envcheck.checks.support import secret_patterns
 from envcheck.images.engines import FABRIC, BindMount, ImageInfo, holder
+from envcheck.images.promises import IMAGE_PREFIX, with_packages
 from envcheck.images.spec import LABEL_PREFIX
 from envcheck.runner.launcher import place
-from envcheck.runner.local_python import IMAGE_PREFIX, PACKAGE, Handle, with_packages
+from envcheck.runner.local_python import PACKAGE, Handle
 from envcheck.runner.schema import ImageFacts, TargetFacts
 
 _DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")  # the second is WSL's paravirtual one

@@ -1,4 +1,4 @@
-"""A Python of this machine as the target of a run, the contract of each target, and what an environment promises."""
+"""A Python of this machine as the target of a run, and the contract of each target."""
 
 import contextlib
 import os
@@ -8,21 +8,13 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, get_args
-
-import msgspec
-from packaging.utils import canonicalize_name
+from typing import Any, Final, NamedTuple, Protocol
 
 import envcheck
-from envcheck import safe_files
-from envcheck.data import data_path, state_path
 from envcheck.errors import ConfigError, refuse
-from envcheck.images import lockfile
-from envcheck.images.lockfile import Group, Lock
-from envcheck.images.targets import RECIPES, extensions_of, groups_of
-from envcheck.matrix.facts.model import Cell, HostArch
+from envcheck.images.promises import read_promises, with_packages
 from envcheck.node import subprocesses
 from envcheck.runner.schema import TargetFacts, encodable
 from envcheck.runner.worker import process_limits
@@ -31,10 +23,6 @@ PACKAGE: Final = Path(envcheck.__file__).resolve().parent
 _GRACE: Final = 6.0
 _LOG_TAIL: Final = 1 << 16
 _LOG_MOST: Final = 1 << 24
-IMAGE_PROMISES: Final = Path("/etc/envcheck/promises.json")
-IMAGE_PREFIX: Final = "/opt/venv"
-_MOST_PROMISES: Final = 1 << 20  # bytes: it is as others left it, and may be a pipe or a device
-_REBUILD: Final = "build the environment again, or remove the file"
 _OLDEST: Final = (3, 9)  # what the worker is written for
 
 
@@ -213,56 +201,3 @@ def foreign_environment(environ: Mapping[str, str]) -> dict[str, str]:
     kept = dict(environ)
     paths = [p for p in kept.pop("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != PACKAGE.parent]
     return {**kept, "PYTHONPATH": os.pathsep.join(paths)} if paths else kept
-
-
-def read_promises(prefix: str) -> dict[str, str]:
-    """Return the promises of an environment made by envcheck, by its sys.prefix."""
-    for promises in (Path(prefix) / "envcheck-promises.json", *([IMAGE_PROMISES] if prefix == IMAGE_PREFIX else [])):
-        try:
-            promised = msgspec.json.decode(safe_files.read_regular(promises, _MOST_PROMISES), type=dict[str, str])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            refuse(f"{promises} is not a JSON object of strings: {error}", _REBUILD)
-        except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in what it calls its prefix
-            continue
-        except OSError as error:
-            refuse(f"{promises} cannot be read: {error.strerror}", _REBUILD)
-        return {key.replace("-", "_"): value for key, value in promised.items()}
-    return {}
-
-
-def with_packages(promises: Mapping[str, str]) -> dict[str, str]:
-    """Return the promises with `packages` ("filelock==3.20.0 …") as in the lock meant, shipped or of a build here.
-
-    `target_packages` ("ipykernel …") are those that the promised target is made of, whatever their versions.
-    Of a lock by another hand, or of another release of envcheck, only the digest is known; then `packages` are those
-    that the environment promises itself, if it does.
-    """
-    target, cuda = promises.get("target", ""), promises.get("cuda")
-    promised = dict(promises)
-    if target in RECIPES and RECIPES[target].requirements:
-        extensions = extensions_of(target, None if cuda in {"none", "unknown"} else cuda)
-        names = map(canonicalize_name, (*RECIPES[target].requirements, *extensions))
-        promised["target_packages"] = " ".join(names)
-    groups = groups_of(target) if target in RECIPES else lockfile.GROUPS
-    if pinned := _pins(promises.get("cell", ""), promises.get("lock", ""), groups):
-        promised["packages"] = " ".join(pinned)
-    return promised
-
-
-def _pins(name: str, digest: str, groups: Sequence[Group]) -> list[str]:
-    """Return what the lock with this digest pins: shipped, made by builds here, or both; of one architecture."""
-    cell = Cell.parse(name)  # a label is anybody's: only a cell's name becomes a path
-    for arch in get_args(HostArch) if cell else ():
-        shipped, made = (_locks_in(place("images") / str(cell), groups, arch) for place in (data_path, state_path))
-        for locks in (shipped, made, {**made, **shipped}):
-            installed = [locks[group] for group in groups if group in locks]
-            if lockfile.digest(installed) == digest:
-                return [f"{pin.name}=={pin.version}" for lock in installed for pin in lock.pins]
-    return []
-
-
-def _locks_in(directory: Path, groups: Sequence[Group], arch: HostArch) -> dict[Group, Lock]:
-    try:
-        return {lock.group: lock for lock in lockfile.read_locks(directory, groups, arch)}
-    except (ConfigError, OSError):
-        return {}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images import tags
+from envcheck.images import promises, tags
 from envcheck.images.dockerfile import render_dockerfile
 from envcheck.images.lock_on_top import checked, contradiction, lock_target, lock_user_packages, read_requirements
 from envcheck.images.lockfile import Group, Lock, Pin, digest, parse_lock
@@ -15,7 +15,6 @@ from envcheck.images.spec import ImageSpec, make_spec, with_user_packages
 from envcheck.images.targets import RECIPES, TargetRecipe
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import Index, Profile
-from envcheck.runner import local_python
 from tests.tables import each
 from tests.wheels import wheel
 
@@ -94,7 +93,7 @@ def test_a_users_packages_come_on_top_and_are_promised(spec: ImageSpec, profile:
     assert tags.aliases("me/torch", mine) == []
     assert tags.aliases("me/torch", spec) != []
     assert mine.promises["lock"] == digest(mine.locks) != spec.promises["lock"]
-    promised = local_python.with_packages(mine.promises)["packages"].split()
+    promised = promises.with_packages(mine.promises)["packages"].split()
     assert {"trainer==1.0", "numpy==2.5.5", "torch==2.8.0"} <= set(promised)
     text = render_dockerfile(mine)
     assert text.index("install.sh base") < text.index("install.sh envcheck") < text.index("install.sh user")

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.runner import local_python
+from envcheck.images import promises
+from envcheck.images.promises import read_promises
 from envcheck.runner.local_python import (
     ChosenPython,
     LocalHandle,
     LocalPython,
     answering,
     choose_python,
-    read_promises,
 )
 from tests.tables import each
 
@@ -92,7 +92,7 @@ def test_promises_are_read_beside_the_python_they_are_of(tmp_path: Path, monkeyp
     assert read_promises(str(tmp_path)) == {"torch": "2.13.0+cpu", "arch_list": "none"}
     image = tmp_path / "image.json"
     image.write_text('{"torch": "2.8.0"}')
-    monkeypatch.setattr(local_python, "IMAGE_PROMISES", image)
+    monkeypatch.setattr(promises, "IMAGE_PROMISES", image)
     assert read_promises("/opt/venv") == {"torch": "2.8.0"}
     # What an image promises of its own environment says nothing of another one in it.
     assert read_promises("/usr") == {}

@@ -10,10 +10,10 @@ from envcheck.checks import LEVELS
 from envcheck.errors import ConfigError
 from envcheck.images import lockfile
 from envcheck.images.dockerfile import write_locks
+from envcheck.images.promises import with_packages
 from envcheck.images.spec import load_spec
 from envcheck.matrix.facts.model import Cell
 from envcheck.matrix.file.load import load
-from envcheck.runner.local_python import with_packages
 from envcheck.runner.planning import STARTING, CheckModule, discover, expected_to_fit, most_telling_first, plan, select
 from envcheck.runner.schema import OutcomeRow, TargetFacts
 from envcheck.runner.worker_session import RunPlan, worker_plan
