@@ -20,6 +20,7 @@ from envcheck.checks.support import exact_data
 from envcheck.runner.planning import discover
 from tests.checks.sabotage import lies
 from tests.http_server import Servers
+from tests.processes import program
 
 # An example that takes long says that the machine is loaded.
 settings.register_profile("search", deadline=None)
@@ -58,10 +59,7 @@ REQUIRE_ALL = bool(os.environ.get("ENVCHECK_REQUIRE_ALL"))
 
 @pytest.fixture(scope="session")
 def promtool() -> str:
-    text = shutil.which("promtool")
-    if text is None:
-        pytest.skip("no promtool here (`make test` unpacks it where apt is)")
-    return text
+    return program("promtool")
 
 
 def _python(variable: str, missing: str, makes: str) -> Path:

@@ -1,11 +1,23 @@
 """Programs that tests run to their end."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+
+def program(name: str) -> str:
+    """Return a real server or client of this machine; skip without it."""
+    found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
+    if found is None:
+        pytest.skip(f"no {name} here (`make test` unpacks it where apt is)")
+    return found
 
 
 def ran(argv: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:

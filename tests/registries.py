@@ -3,25 +3,15 @@
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.certificates import Certificate
+from tests.processes import program
 from tests.waiting import eventually
-
-
-def program(name: str) -> str:
-    """Return a real server or client; skip without it."""
-    text = shutil.which(name)
-    if text is None:
-        pytest.skip(f"no {name} here (`make test` has it where apt is)")
-    return text
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ import itertools
 import json
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
@@ -33,7 +32,7 @@ from tests.e2e.site_mirror import Site, basic
 from tests.http_server import Answer, Server, Servers, paced
 from tests.mirrors.hub.conftest import COMMIT, REPO, Hub
 from tests.mirrors.site.conftest import free_ports, get, running
-from tests.processes import ran
+from tests.processes import program, ran
 from tests.waiting import eventually
 from tests.wheels import wheel
 
@@ -310,9 +309,8 @@ def test_a_build_context_and_an_environment(place: Place) -> None:
 @pytest.mark.tools
 def test_a_site_and_its_logs(place: Place, servers: Servers) -> None:
     """Logins, tokens and signed links that clients send are in none of its files, logs and metrics."""
-    for program in ("nginx", "docker-registry"):
-        if shutil.which(program, path=f"{place.env['PATH']}:/usr/sbin") is None:
-            pytest.skip(f"no {program} here (`make test` unpacks it where apt is)")
+    for name in ("nginx", "docker-registry"):
+        program(name)
     root, port, canaries = place.home / "site", free_ports(130), place.canaries
     options = ("--no-hf", "--no-pytorch", "--link", "http://127.0.0.1:9", "--port", str(port), "--min-free", "0")
     registry = servers.start(Hub())  # which answers, and is no registry: the one of the site logs that

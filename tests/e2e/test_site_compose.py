@@ -24,6 +24,7 @@ from envcheck.registry.documents import digest_of
 from tests.e2e.conftest import Image, Machine
 from tests.http_server import Servers
 from tests.mirrors.site.conftest import Upstream, free_ports, get, page
+from tests.processes import program
 from tests.registries import docker_registry
 from tests.registry.oci.fakes import LAYER, opened, push_parts
 from tests.waiting import eventually
@@ -77,10 +78,7 @@ def programs(machine: Machine, image: Image) -> str:
     """Return an image with this machine's servers in it."""
     with tempfile.TemporaryDirectory() as context:
         for name in PROGRAMS:
-            actual = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
-            if actual is None:
-                pytest.skip(f"no {name} here (`make test` unpacks it where apt is)")
-            shutil.copy(actual, context)
+            shutil.copy(program(name), context)
         Path(context, "Dockerfile").write_text(DOCKERFILE.format(base=image.reference))
         output = f"--output=type=image,name={LOCAL},compression=uncompressed"
         completed = machine.docker("build", "--quiet", output, context)

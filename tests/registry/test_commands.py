@@ -20,7 +20,8 @@ from envcheck.registry.repository import Repository
 from envcheck.registry.statement import written
 from envcheck.signing import load_private
 from tests import proofs
-from tests.registries import program, stored_blob
+from tests.processes import program
+from tests.registries import stored_blob
 from tests.registry.oci.fakes import push_image, push_index, push_rows
 from tests.registry.site import NOW, Site
 

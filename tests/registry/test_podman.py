@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.registry.documents import StoredManifest, digest_of
-from tests.processes import ran
-from tests.registries import program
+from tests.processes import program, ran
 from tests.registry.oci.fakes import push_parts
 from tests.registry.site import Site
 

@@ -27,7 +27,7 @@ from envcheck.mirrors.profiles.load import preset_profile, presets
 from envcheck.mirrors.profiles.model import Conda, Credential, HuggingFace, Index, Profile
 from envcheck.mirrors.settings import FORMATS, RenderOptions, apt_sources_of, client_file, render, settings_of
 from tests.http_server import Answer, Server, Servers, directory
-from tests.processes import ran
+from tests.processes import program, ran
 from tests.tables import beside, each
 
 CANARY = "hunter2-canary"
@@ -187,13 +187,10 @@ def test_every_preset_has_a_form_and_no_form_breaks(name: str) -> None:
     assert "None" not in json.dumps([msgspec.to_builtins(settings_of(profile, form, WISH)) for form in FORMATS])
 
 
-def shell(script: str, program: str = "sh", **environment: str) -> dict[str, str]:
+def shell(script: str, name: str = "sh", **environment: str) -> dict[str, str]:
     """Return the environment after a shell has evaluated a script; each of its lines must end well."""
-    actual = shutil.which(program)
-    if actual is None:
-        pytest.skip(f"no {program} here (`make test` unpacks it where apt is)")
-    plain = ["-f"] if program == "zsh" else []
-    argv, own = [actual, *plain, "-uec", 'eval "$1"; env -0', "sh", script], {"PATH": os.environ["PATH"]}
+    plain = ["-f"] if name == "zsh" else []
+    argv, own = [program(name), *plain, "-uec", 'eval "$1"; env -0', "sh", script], {"PATH": os.environ["PATH"]}
     completed = ran(argv, env={**own, **environment}, errors="surrogateescape")
     assert completed.returncode == 0, completed.stderr
     return dict(entry.split("=", 1) for entry in completed.stdout.split("\0") if "=" in entry)

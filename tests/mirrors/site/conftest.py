@@ -6,7 +6,6 @@ import hashlib
 import http.client
 import json
 import os
-import shutil
 import socket
 import ssl
 import subprocess
@@ -23,7 +22,7 @@ from envcheck.cli import cli
 from envcheck.mirrors.site import Site, programs, read
 from tests.certificates import Certificate, signed
 from tests.http_server import Answer, Request, Server, Servers, directory
-from tests.processes import ran
+from tests.processes import program, ran
 from tests.waiting import PATIENCE, eventually
 from tests.wheels import wheel
 
@@ -33,10 +32,7 @@ JSON = "application/vnd.pypi.simple.v1+json"
 
 @pytest.fixture(scope="session")
 def nginx() -> str:
-    text = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
-    if text is None:
-        pytest.skip("no nginx here (`make test` unpacks it where apt is)")
-    return text
+    return program("nginx")
 
 
 @pytest.fixture(scope="session")
@@ -68,13 +64,10 @@ def running(
         for part in programs(site).parts:
             if part.name in leave:
                 continue
-            program = shutil.which(part.argv[0], path=f"{env['PATH']}:/usr/sbin")
-            if program is None:
-                pytest.skip(f"no {part.argv[0]} here (`make test` unpacks it where apt is)")
             words = [f"{word} user root;" if word == "daemon off;" else word for word in part.argv[1:]]
             log = stack.enter_context((root / f"logs/{part.name}.log").open("ab"))
             own = {**env, **part.environment}
-            process = subprocess.Popen([program, *words], cwd=root, env=own, stdout=log, stderr=log)
+            process = subprocess.Popen([program(part.argv[0]), *words], cwd=root, env=own, stdout=log, stderr=log)
             stack.callback(process.wait, PATIENCE)
             stack.callback(process.terminate)
             processes[part.name] = process

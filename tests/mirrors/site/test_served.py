@@ -23,7 +23,7 @@ from envcheck.mirrors.site import programs, read
 from tests.certificates import Certificate
 from tests.http_server import Answer, Request, Server, Servers, ranged
 from tests.mirrors.site.conftest import World, answers, envcheck, free_port, free_ports, get, running
-from tests.processes import ran
+from tests.processes import program, ran
 from tests.waiting import eventually
 
 ServedSite = tuple[World, Path, str]
@@ -130,8 +130,7 @@ def bucket(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def test_what_the_disk_no_longer_has_comes_from_the_object_store(tmp_path: Path, bucket: dict[str, str]) -> None:
-    if shutil.which("rclone") is None:
-        pytest.skip("no rclone here (`make test` unpacks it where apt is)")
+    rclone = program("rclone")
     site, port = tmp_path / "site", free_ports(130)
     options = ("--no-hf", "--no-pytorch", "--link", "https://x.example", "--port", str(port), "--s3", "bucket")
     assert envcheck("mirror", "site", "render", str(site), *options).returncode == 0
@@ -146,7 +145,7 @@ def test_what_the_disk_no_longer_has_comes_from_the_object_store(tmp_path: Path,
         copy = next(task for task in programs(read(site)).tasks if task.name == "cold").commands[0]
         completed = ran(
             ["/bin/sh", "-c", copy],
-            env={"PATH": str(Path(shutil.which("rclone") or "").parent), "HOME": str(tmp_path), **bucket},
+            env={"PATH": str(Path(rclone).parent), "HOME": str(tmp_path), **bucket},
         )
         assert completed.returncode == 0, completed.stderr
         shutil.rmtree(tree)

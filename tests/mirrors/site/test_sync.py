@@ -13,7 +13,7 @@ import pytest
 from envcheck.mirrors.site import programs, render
 from tests.mirrors.site.conftest import answers, free_port
 from tests.mirrors.site.test_render import site as everything
-from tests.registries import program
+from tests.processes import program
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.tools

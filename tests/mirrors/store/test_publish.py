@@ -2,7 +2,6 @@
 
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from envcheck.mirrors.store import releases
 from envcheck.mirrors.store.objects import Store
 from envcheck.mirrors.store.tree import Contents
 from tests.mirrors.store.conftest import damaged
-from tests.processes import ran
+from tests.processes import program, ran
 
 Serve = Callable[..., Any]
 # Whoever leaves the loopback is told that nobody is there.
@@ -75,9 +74,7 @@ http {{
 @pytest.mark.tools
 def test_nginx_takes_a_tree_with_the_longest_path_that_a_model_may_have(store: Store) -> None:
     """One such path of a bundle ended the whole site: nginx's maps had no room for it."""
-    program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
-    if program is None:
-        pytest.skip("no nginx on this machine")
+    nginx = program("nginx")
     content = b"content"
     digest = store.add(content, "x")
     folder = "/".join(['"$a;}' + "d" * 245] * 4)
@@ -89,7 +86,7 @@ def test_nginx_takes_a_tree_with_the_longest_path_that_a_model_may_have(store: S
     with tempfile.TemporaryDirectory(prefix="envcheck-nginx-") as place:
         conf = CONF.format(at=place, tree=store.root / "current")
         Path(place, "conf").write_text("user root;" + conf if os.getuid() == 0 else conf)
-        words = [program, "-t", "-p", place, "-c", f"{place}/conf"]
+        words = [nginx, "-t", "-p", place, "-c", f"{place}/conf"]
         completed = ran(words)
     assert completed.returncode == 0, completed.stderr
 
