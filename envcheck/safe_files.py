@@ -240,3 +240,19 @@ def _locked(lock: Path, busy: Callable[[], None]) -> int | None:
             how = fcntl.LOCK_EX
         else:
             os.close(number)
+
+
+def others_may_change(python: Path) -> str:
+    """Return which part of an environment that root would run another user may change; "" where none."""
+    # In a namespace of users, root is not this machine's, and nothing has its real owner.
+    if os.geteuid() != 0 or Path("/proc/self/uid_map").read_text(encoding="ascii").split()[:2] != ["0", "0"]:
+        return ""
+    prefix, real = python.parent.parent, python.resolve()
+    inside = [prefix / "pyvenv.cfg", *sorted(prefix.glob("lib*/python3*/*-packages"))]
+    for place in dict.fromkeys([python, real, *inside, *python.parents, *real.parents]):
+        with contextlib.suppress(OSError):
+            status = place.stat()
+            shared = status.st_mode & (0o022 if status.st_gid else 0o002) and not status.st_mode & stat.S_ISVTX
+            if status.st_uid or shared:
+                return f"{place} {'may be written by others' if shared else f'belongs to user {status.st_uid}'}"
+    return ""

@@ -105,12 +105,13 @@ class EnvironmentOptions(Options):
 
     def target(self, shm_size: str = "8g") -> "Target":
         """Return what is checked; warn of an environment that others may change, and root would run."""
+        from envcheck import safe_files
         from envcheck.runner import container, local_python
 
         if self.image is not None:
             return container.ContainerTarget(self.image, python=self.python, shm_size=shm_size)
         chosen = local_python.choose_python(Path(self.python) if self.python else None)
-        if why := local_python.others_may_change(chosen.python):
+        if why := safe_files.others_may_change(chosen.python):
             say(f"warning: {why}, and root runs it; run as that user, or give --python an environment of root's")
         return local_python.LocalPython(local_python.answering(chosen))
 

@@ -19,11 +19,10 @@ from envcheck.checks import LEVELS, View
 from envcheck.checks.gpu_readings import users
 from envcheck.counting import counted, printable
 from envcheck.data import state_path
-from envcheck.node.collect import collect
+from envcheck.node.collect import boot_id, collect, shown_gpus
 from envcheck.node.host import kernel_module
 from envcheck.reports.model import RunReport, report_of, write
-from envcheck.runner.container import shown_gpus
-from envcheck.runner.execute import Run, Watcher, boot_id, validate
+from envcheck.runner.execute import Run, Watcher, validate
 from envcheck.runner.judging import LOST_GPUS
 from envcheck.runner.local_python import Target
 from envcheck.runner.planning import discover, most_telling_first, plan, select

@@ -12,7 +12,7 @@ import platform
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from envcheck.node import buses, host, kernel_log, nvml, signal_source
 from envcheck.node.signal_source import (
@@ -30,6 +30,7 @@ from envcheck.node.signal_source import (
 )
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 
+_DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")  # the second is WSL's paravirtual one
 _ROOT = Path("/")
 _ENVIRONMENT = ("NVIDIA_", "CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "OMP_", "UCX_", "FI_", "COMPUTE_", "OPENCL_")
 _ENVIRONMENT_NAMES = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD", "NSIGHT_CUDA_DEBUGGER", "MASTER_ADDR", "WORLD_SIZE"})
@@ -83,6 +84,14 @@ def _log(root: Path) -> dict[str, Signal]:
 def now() -> str:
     """Return the time as snapshots and reports have it."""
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+
+
+def boot_id() -> str:
+    """Return the kernel's name for this boot; empty where it tells none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -161,3 +170,10 @@ def _checked(signal: Signal, type_: ValueType | None) -> Signal:
     shown = repr(signal.value)
     reason = f"read as {shown if len(shown) <= _LINE else f'{shown[: _LINE - 3]}...'}, which it cannot be"
     return Signal(reason=reason, why="failed", unit=signal.unit, source=signal.source)
+
+
+def shown_gpus() -> int | None:
+    """Return how many GPUs this machine has devices for, without asking the driver; None where that cannot be seen."""
+    if not any(Path(device).exists() for device in _DEVICES):
+        return 0
+    return sum(1 for device in Path("/dev").glob("nvidia[0-9]*")) or None

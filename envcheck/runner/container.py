@@ -15,11 +15,11 @@ from envcheck.checks.support import secret_patterns
 from envcheck.images.engines import FABRIC, BindMount, ImageInfo, holder
 from envcheck.images.promises import IMAGE_PREFIX, with_packages
 from envcheck.images.spec import LABEL_PREFIX
+from envcheck.node.collect import shown_gpus
 from envcheck.runner.launcher import place
 from envcheck.runner.local_python import PACKAGE, Handle
 from envcheck.runner.schema import ImageFacts, TargetFacts
 
-_DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")  # the second is WSL's paravirtual one
 _STAGING: Final = "/run/envcheck"
 _WORKER: Final = f"{_STAGING}/envcheck/runner/worker/main.py"
 _PLAN: Final = "/run/envcheck-plan"
@@ -34,13 +34,6 @@ done
 [ -n "$first" ] || {{ echo "no Python in this image"; exit 97; }}
 exec "$first" -B {worker} {plan}
 """
-
-
-def shown_gpus() -> int | None:
-    """Return how many GPUs this machine has devices for, without asking the driver; None where that cannot be seen."""
-    if not any(Path(device).exists() for device in _DEVICES):
-        return 0
-    return sum(1 for device in Path("/dev").glob("nvidia[0-9]*")) or None
 
 
 class ContainerTarget:

@@ -15,9 +15,8 @@ from typing import Any, Final
 from msgspec import structs
 
 from envcheck.checks import View, failed, undecided
-from envcheck.checks.support import control_group
 from envcheck.errors import refuse
-from envcheck.node.collect import now, sound
+from envcheck.node.collect import boot_id, now, sound
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner import judging, worker_session
 from envcheck.runner.outcomes import Event, fold, outcome_row, row_of, unfinished
@@ -30,11 +29,6 @@ _FACTS: Final = ("python", "executable", "prefix", "torch", "cuda", "cudnn", "nc
 _DRIVER: Final = ("driver.version", "driver.kernel")
 _PAUSE = 3.0
 _SHOWN = 5
-
-
-def boot_id() -> str:
-    """Return the kernel's name for this boot; empty where it tells none."""
-    return control_group.text(Path("/proc/sys/kernel/random/boot_id")).strip()
 
 
 @dataclasses.dataclass

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -81,22 +80,6 @@ def _interpreter(path: Path) -> Path:
     if not os.access(python, os.X_OK):
         refuse(f"{python} is not executable", "give --python the path of an interpreter")
     return Path(os.path.abspath(python))  # noqa: PTH100 (resolve() would follow the environment's symlink)
-
-
-def others_may_change(python: Path) -> str:
-    """Return which part of an environment that root would run another user may change; "" where none."""
-    # In a namespace of users, root is not this machine's, and nothing has its real owner.
-    if os.geteuid() != 0 or Path("/proc/self/uid_map").read_text(encoding="ascii").split()[:2] != ["0", "0"]:
-        return ""
-    prefix, real = python.parent.parent, python.resolve()
-    inside = [prefix / "pyvenv.cfg", *sorted(prefix.glob("lib*/python3*/*-packages"))]
-    for place in dict.fromkeys([python, real, *inside, *python.parents, *real.parents]):
-        with contextlib.suppress(OSError):
-            status = place.stat()
-            shared = status.st_mode & (0o022 if status.st_gid else 0o002) and not status.st_mode & stat.S_ISVTX
-            if status.st_uid or shared:
-                return f"{place} {'may be written by others' if shared else f'belongs to user {status.st_uid}'}"
-    return ""
 
 
 class LocalPython:

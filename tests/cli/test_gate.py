@@ -17,7 +17,7 @@ from envcheck.cli.commands import gate as command_module
 from envcheck.errors import UnavailableError
 from envcheck.fleet import gate as verdicts
 from envcheck.fleet.gate import GatedEnvironment, NodeVerdict, fingerprint, this_boot
-from envcheck.runner.local_python import others_may_change
+from envcheck.safe_files import others_may_change
 from tests.builders import report, row
 from tests.tables import each
 
@@ -31,7 +31,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr("envcheck.fleet.gate.run_checks", lambda *_, **__: pytest.fail("a run was started"))
-    monkeypatch.setattr(command_module, "others_may_change", lambda _: "")
+    monkeypatch.setattr("envcheck.safe_files.others_may_change", lambda _: "")
 
 
 def keep(status: Any, **facts: Any) -> None:
@@ -278,7 +278,7 @@ def test_what_cannot_be_judged_is_no_failure_and_drains_nothing(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_root_runs_nothing_that_another_user_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_module, "others_may_change", others_may_change)
+    monkeypatch.setattr("envcheck.safe_files.others_may_change", others_may_change)
     (tmp_path / "env" / "bin").mkdir(parents=True)
     python = tmp_path / "env" / "bin" / "python"
     python.symlink_to("/usr/bin/python3")

@@ -8,6 +8,7 @@ import pytest
 
 from envcheck.errors import UnavailableError
 from envcheck.images.engines import Container, Digests, Engine, Layer
+from envcheck.node import collect
 from envcheck.runner import container
 from envcheck.runner.container import ContainerTarget
 from envcheck.runner.launcher import Place
@@ -73,14 +74,14 @@ def test_gpus_are_passed_in_where_there_are_any(
 ) -> None:
     for device in devices:
         (tmp_path / device).touch()
-    monkeypatch.setattr(container, "_DEVICES", tuple(str(tmp_path / d) for d in ("nvidiactl", "dxg")))
+    monkeypatch.setattr(collect, "_DEVICES", tuple(str(tmp_path / d) for d in ("nvidiactl", "dxg")))
     ContainerTarget("i").start(tmp_path)
     assert started["gpus"] is expected
     assert (started["fabric"], started["network"]) == (Path("/dev/infiniband").is_dir(), "none")
     started["env"] = {"NCCL_SOCKET_IFNAME": "eth0"}
     ContainerTarget("i").start(tmp_path)
     assert started["network"] == "", "the interface that it names is one of the engine's network"
-    assert (container.shown_gpus() == 0) is not expected
+    assert (collect.shown_gpus() == 0) is not expected
 
 
 def test_labels_of_ours_are_promises_and_say_where_python_is(started: dict[str, Any]) -> None:

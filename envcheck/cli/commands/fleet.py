@@ -45,11 +45,10 @@ from envcheck.fleet.pairs.launch import SLURM, Launcher, PairsState, begin, chec
 from envcheck.fleet.pairs.results import ROLL_CALL, GroupResult, GroupTest
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.query import Query, normalized
-from envcheck.node.collect import collect
+from envcheck.node.collect import collect, shown_gpus
 from envcheck.reports import terminal
 from envcheck.reports.formats.prometheus import exposition
 from envcheck.reports.model import encode, report_of
-from envcheck.runner.container import shown_gpus
 from envcheck.runner.execute import Run, validate
 from envcheck.runner.planning import plan
 from envcheck.runner.worker_session import RunPlan

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 
 import click
 
+from envcheck import safe_files
 from envcheck.cli import Settings, line_and_code
 from envcheck.cli.options import Duration, EnvironmentOptions, Option, command_with
 from envcheck.cli.shared.process import say
@@ -20,7 +21,7 @@ from envcheck.fleet import gate, slurm_node
 from envcheck.fleet.gate import Boot, GatedEnvironment, GateQuestion, NodeVerdict
 from envcheck.fleet.hostlist import is_name
 from envcheck.runner.container import ContainerTarget
-from envcheck.runner.local_python import ChosenPython, Target, choose_python, others_may_change
+from envcheck.runner.local_python import ChosenPython, Target, choose_python
 
 _ALL_CHECKS: Final = "all checks"
 _NO_NAME: Final = "this is no name of one node"
@@ -248,7 +249,7 @@ def _subject(options: GateOptions) -> tuple[GatedEnvironment, Target | None]:
 
 def _python(options: GateOptions) -> ChosenPython:
     chosen = choose_python(Path(options.python) if options.python else None)
-    if why := others_may_change(chosen.python):
+    if why := safe_files.others_may_change(chosen.python):
         refuse(f"{why}, and root would run it", "gate with an environment of root's, or run the gate as that user")
     return chosen
 

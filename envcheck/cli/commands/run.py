@@ -30,12 +30,11 @@ from envcheck.counting import counted
 from envcheck.errors import UnavailableError, all_of, refuse
 from envcheck.fleet.gate import keep_run
 from envcheck.matrix.file.load import load as load_matrix
-from envcheck.node.collect import collect
+from envcheck.node.collect import collect, shown_gpus
 from envcheck.reports import terminal
 from envcheck.reports.compare import compare, lines
 from envcheck.reports.model import RunReport, encode, load, report_of, run_of
 from envcheck.reports.redact import learn, redact
-from envcheck.runner.container import shown_gpus
 from envcheck.runner.execute import Run, validate
 from envcheck.runner.launcher import Place
 from envcheck.runner.planning import discover, most_telling_first, plan, select
