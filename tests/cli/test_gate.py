@@ -228,6 +228,11 @@ def test_in_a_pod_a_failure_marks_the_node_and_a_pass_takes_that_back(monkeypatc
     result = gate("--drain")
     assert (result.exit_code, marks) == (0, [("n7", "ecc", "fail"), ("n7", "", "pass")])
     assert "warning: n7 is not marked as fit: 403" in result.stderr
+    found = report(row("ecc", kind="node"), row("installed-files", "fail"), mode="gpu")
+    monkeypatch.setattr("envcheck.fleet.gate.run_checks", lambda *_, **__: found)
+    keep("fail", check="ecc", summary="2 errors", of_node=True, again=("ecc",))
+    assert "n7 passed again (ecc); not resumed: 403" in typed("--recheck").output
+    assert marks[2:] == [("n7", "installed-files", "pass")], "an environment's fault marks no node"
 
 
 def test_a_pod_does_not_start_while_links_train_and_slurms_prolog_admits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Annotated, Final, Literal
 
 import click
+from msgspec import structs
 
 from envcheck import safe_files
 from envcheck.cli import Settings, line_and_code
@@ -153,8 +154,10 @@ def _rechecked(node: Boot) -> int:
         return 1
     if unanswered or any(verdict.node_unsure or verdict.status == "error" for verdict in new):
         return UnavailableError.exit_code
+    passed = {name for verdict in new for name in verdict.covered}
     if gate.in_pod():
-        refused = _mark(new[0])
+        mode = max((verdict.mode for verdict in new), key=lambda mode: mode == "gpu")
+        refused = _mark(structs.replace(new[0], status="pass", mode=mode, covered=(*passed,)))
     else:
         try:
             refused = slurm_node.resume(node.node)
@@ -164,7 +167,6 @@ def _rechecked(node: Boot) -> int:
                 "resume it as root, by scontrol",
                 UnavailableError,
             )
-    passed = {name for verdict in new for name in verdict.covered}
     again = ", ".join(name for verdict in kept for name in verdict.again if name in passed) or _ALL_CHECKS
     click.echo(f"{node.node} passed again ({again}){f'; not resumed: {refused}' if refused else ', and is resumed'}")
     return 0
