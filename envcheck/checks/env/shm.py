@@ -20,8 +20,8 @@ from envcheck.checks.support import process_group
 CHECK = Check(promise="shared memory has room for NCCL and DataLoader workers", level="static", limits=("shm-free",))
 
 PATH = "/dev/shm"  # noqa: S108 (POSIX shared memory)
-# Linux, include/linux/proc_ns.h: the namespaces of the host itself.
-_HOST_PIDS, _HOST_IPC = "pid:[4026531836]", "ipc:[4026531839]"
+_HOST_PIDS = "pid:[4026531836]"  # Linux, include/linux/proc_ns.h: the namespace of the host itself
+_OWN = "\nshm /dev/shm "  # /proc/self/mounts: so docker and podman call what a container has for itself, and pods share
 _FIX = "start the container with --shm-size=8g or --ipc=host; in Kubernetes mount an emptyDir with medium: Memory there"
 
 
@@ -42,8 +42,9 @@ def _left() -> Measured:
     """Return the bytes there of files that no live process has open or mapped (left), and that one may have (unsure).
 
     NCCL and DataLoader workers map a file and close it. Who may not look into the processes of others cannot tell for
-    files of users who run some, nor in a container that shares the host's or its pod's /dev/shm for any.
+    files of users who run some, nor in a container whose /dev/shm may be the host's or its pod's for any.
     """
+    among, init = os.path.realpath("/proc/self/ns/pid").endswith(_HOST_PIDS), Path("/proc/1")
     processes = [process for process in Path("/proc").iterdir() if process.name.isdecimal()]
     held: set[tuple[int, int]] = set()
     hidden: set[int] = set()
@@ -51,14 +52,14 @@ def _left() -> Measured:
         try:
             held.update(_used(process))
         except PermissionError:  # noqa: PERF203 (each by itself)
-            hidden.update(state.st_uid for state in _states([process]))
+            if not (among and process == init):  # the host's init is no job
+                hidden.update(state.st_uid for state in _states([process]))
         except OSError:  # it is gone
             continue
-    own = {link.name: str(link.readlink()) for link in Path("/proc/self/ns").iterdir()}
-    shared = "KUBERNETES_SERVICE_HOST" in os.environ or own.get("ipc") == _HOST_IPC
-    blind = Path("/proc/1") not in processes or (shared and own.get("pid") != _HOST_PIDS)
+    shared = "KUBERNETES_SERVICE_HOST" in os.environ or _OWN not in Path("/proc/self/mounts").read_text("utf-8")
+    blind = init not in processes or (shared and not among)
     told = {"left": 0, "unsure": 0}
-    for state in _states(file for file in Path(PATH).rglob("*") if not file.is_dir()):
+    for state in _states(Path(folder, name) for folder, _, names in os.walk(PATH) for name in names):
         if (state.st_dev, state.st_ino) not in held:
             told["unsure" if blind or state.st_uid in hidden else "left"] += state.st_blocks * 512
     return {**told}
