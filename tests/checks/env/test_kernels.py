@@ -81,18 +81,22 @@ def test_each_level_runs_its_part_and_ranks_of_one_cpu_share_it() -> None:
 def test_a_graph_that_cudnn_has_no_plan_for_is_absent_and_any_other_error_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    survey = kernels.Survey(None, SimpleNamespace(type="cuda"), ["float16"], None)
+    free = Mock(return_value=(1 << 30, 8 << 30))
+    torch = SimpleNamespace(cuda=SimpleNamespace(mem_get_info=free))
+    survey = kernels.Survey(torch, SimpleNamespace(type="cuda"), ["float16"], None)
     said = "cuDNN Frontend error: [cudnn_frontend] Error: No execution plans support the graph."
-    for text in (said, "CUDNN_STATUS_EXECUTION_FAILED"):
+    wrong = ["CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED"]
+    for text in (said, *wrong):
         monkeypatch.setattr(kernels, "results", Mock(side_effect=RuntimeError(text)))
         survey.run(kernels.rows()[0])
     # A GPU or a host without free memory is no wrong operator.
-    for lack in ("CUDA out of memory. Tried", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED", "not enough memory: you tried"):
+    free.return_value = ((1 << 30) - 1, 8 << 30)
+    for lack in ("CUDA out of memory. Tried", "CUBLAS_STATUS_ALLOC_FAILED", "not enough memory: you tried", wrong[1]):
         monkeypatch.setattr(kernels, "results", Mock(side_effect=RuntimeError(lack)))
         with pytest.raises(RuntimeError, match=lack):
             survey.run(kernels.rows()[0])
     assert survey.found["absent"] == {"mm float16": f"RuntimeError: {said}"}
-    assert [one["raised"] for one in survey.found["wrong"]] == ["RuntimeError: CUDNN_STATUS_EXECUTION_FAILED"]
+    assert [one["raised"] for one in survey.found["wrong"]] == [f"RuntimeError: {text}" for text in wrong]
 
 
 def test_every_row_of_the_table_is_read() -> None:
