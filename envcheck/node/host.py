@@ -146,7 +146,6 @@ def sources(root: Path, environ: Mapping[str, str]) -> Sources:
         "host.memory_total": of_file(number, root / "proc/meminfo", lambda said: meminfo(said).get("MemTotal"), "B"),
         "host.fabric_mode": Source(text, lambda: _fabric_mode(managers), managers[-1]),
         "host.gpu_modules": of_file(listed(text), root / "proc/modules", gpu_modules),
-        "host.memory_peers": Source(listed(text), lambda: _memory_peers(root / "sys/kernel/mm"), "/sys/kernel/mm"),
         "host.hugepages": of_file(text, huge, lambda said: _CHOSEN.findall(said)[0]),
         "host.hugepages_free": Source(number, lambda: _huge_free(pages), pages, "B"),
         "host.uptime": of_file(number, root / "proc/uptime", lambda said: float(said.split()[0]), "s"),
@@ -159,12 +158,6 @@ def sources(root: Path, environ: Mapping[str, str]) -> Sources:
         "clock.synchronized": Source(flag, clock_synchronized, "adjtimex"),
         **_disks(root, environ),
     }
-
-
-def _memory_peers(place: Path) -> list[str]:
-    """Return whose memory the network's drivers may use by peer memory: "nv_mem" is a GPU's."""
-    own = [folder for folder in place.iterdir() if folder.name == "memory_peers"]
-    return sorted(peer.name for folder in own for peer in folder.iterdir())
 
 
 def _fabric_mode(files: list[Path]) -> str | None:

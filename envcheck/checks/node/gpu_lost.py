@@ -52,7 +52,9 @@ def _fewer(view: View) -> list[Outcome]:
     about: dict[str, Any] = {"fix": _FIX, "value": count, "limit": checks.Limit(due, "GPUs", _MACHINES["source"])}
     if bus is not None and count < due:
         return [failed(f"{text}{product} has {due}", code="gpu-lost.fewer", culprit=str(product), **about)]
-    boards = all(nvlink.board(str(gpu.signal("name").value)) for gpu in view.snapshot.gpus)
+    # A DGX Station A100 has a card for its display beside its four.
+    alike = len({gpu.get("device") for gpu in bus or []}) == 1
+    boards = alike and all(nvlink.board(str(gpu.signal("name").value)) for gpu in view.snapshot.gpus)
     odd = warned(f"{text}such boards carry 2, 4 or 8: one may be missing", code="gpu-lost.odd", **about)
     return [odd] if boards and not due and view.snapshot.gpus and count in (3, 5, 7) else []
 

@@ -1,7 +1,8 @@
 """Without peer memory every byte between a network card and a GPU makes a detour through host memory.
 
-With the open kernel module and a kernel of 5.12 or newer DMA-BUF does the same as nvidia-peermem, which loads without
-MLNX_OFED too, and then does nothing (NVIDIA/nccl#1939, #897).
+With the open kernel module and a kernel of 5.12 or newer DMA-BUF does the same as nvidia-peermem. That one does not
+load without the peer memory of an OFED; /sys/kernel/mm/memory_peers, which newer ones lack, tells nothing
+(deepseek-ai/DeepEP#151).
 """
 
 import re
@@ -33,12 +34,8 @@ def judge(view: View) -> Outcome:
     numbers = re.match(r"(\d+)\.(\d+)", str(kernel))
     if flavour == "open" and numbers and (int(numbers[1]), int(numbers[2])) >= _DMA_BUF:
         return passed(f"DMA-BUF: the open kernel module on Linux {kernel}", value="DMA-BUF", limit=_LIMIT)
-    loaded = next((name for name in _MODULES if name in (modules.value or [])), None)
-    # It loads without the verbs of an OFED, too, and then registers with nobody.
-    peers = view.snapshot.signal("host.memory_peers").value
-    if loaded and (loaded == "efa_nv_peermem" or peers is None or "nv_mem" in peers):
+    if loaded := next((name for name in _MODULES if name in (modules.value or [])), None):
         return passed(f"{loaded} is loaded", value=loaded, limit=_LIMIT)
     hidden = unreadable(view, "host.gpu_modules", "mount /proc", ("unsupported",))
-    text = f"no DMA-BUF with the {flavour or 'unknown'} kernel module on Linux {kernel}, and "
-    text += f"{loaded} is loaded and has registered with nobody" if loaded else "no nvidia_peermem"
+    text = f"no DMA-BUF with the {flavour or 'unknown'} kernel module on Linux {kernel}, and no nvidia_peermem"
     return hidden or warned(text, fix=_FIX, value="neither", limit=_LIMIT, code="peer-memory.none")
