@@ -312,8 +312,7 @@ class Survey:
                 error = max(apart(self.torch, *pair, name) for pair in zip(made, references[grain]))
             except Exception as raised:  # what an operator raises is the finding
                 told = f"{type(raised).__name__}: {raised}"
-                roomy = UNSURE in told and self.torch.cuda.mem_get_info(self.device)[0] >= ROOM
-                if re.search(LACKING, told) and not roomy:
+                if re.search(LACKING, told) and not (UNSURE in told and self.torch.cuda.mem_get_info()[0] >= ROOM):
                     raise  # others hold the memory, which is no fault of an operator
                 text = f"{type(raised).__name__}: {(str(raised).strip().splitlines() or [''])[0][:200]}"
                 if re.search(ABSENT, text):

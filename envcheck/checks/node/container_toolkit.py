@@ -52,17 +52,14 @@ def _stale(view: View, specifications: list[dict[str, Any]]) -> list[Outcome]:
     driver = view.snapshot.signal("driver.kernel").value or view.snapshot.signal("driver.version").value
     limit, findings = Limit(driver, "driver version", _SOURCE, "equal"), []
     for row in {row.get("kind"): row for row in specifications}.values():
-        others = [version for version in row["drivers"] if version != driver]
+        fix, others = _GENERATE.format(path=row["path"]), [one for one in row["drivers"] if one != driver]
         if driver is not None and others:
             why = f"{row['path']} names files of driver {', '.join(others)}; loaded is {driver}"
-            fix, code = _GENERATE.format(path=row["path"]), "container-toolkit.stale"
+            code = "container-toolkit.stale"
             findings.append(warned(why, fix=fix, value=others[0], limit=limit, code=code, culprit=row["path"]))
         major = (view.snapshot.signal("toolkit.cdi_uvm").value or {}).get(row["path"])
         if major is not None:
-            why = (
-                f"{row['path']} gives containers a /dev/nvidia-uvm ({major}) that is none: CUDA does not start in them"
-            )
-            fix = _GENERATE.format(path=row["path"])
+            why = f"{row['path']} gives /dev/nvidia-uvm a number ({major}) that is not its own: no CUDA in containers"
             findings.append(warned(why, fix=fix, value=major, code="container-toolkit.moved", culprit=row["path"]))
     return findings
 
