@@ -255,6 +255,14 @@ def test_an_alias_does_not_go_back_when_its_newest_promotion_is_overwritten(
     assert (status, "cannot be read, and may be the newest" in message) == (1, True), message
 
 
+def test_an_index_with_two_images_of_one_architecture_is_not_promoted(site: Site) -> None:
+    index = push_index(site.repository, "both", amd64="one", amd64_v1="two")
+    assert site.publish(site.image("one"))[0] == 0
+    status, message = site.promote(index, "--to", "stable")
+    assert (status, "two images of one architecture" in message) == (1, True), message
+    assert "stable" not in site.repository.tags()
+
+
 @pytest.mark.parametrize("back", [False, True])
 def test_oras_takes_the_proofs_along_and_the_image_is_promoted_where_it_arrives(
     back: bool,  # noqa: FBT001 (a column)
