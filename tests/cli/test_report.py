@@ -11,11 +11,10 @@ import pytest
 from msgspec import structs
 
 import envcheck
-from envcheck.node.snapshot import Snapshot
 from envcheck.reports import formats
 from envcheck.reports.model import HostFacts, write
 from envcheck.runner.launcher import Place
-from envcheck.runner.schema import OutcomeRow, Plan, TargetFacts
+from envcheck.runner.schema import OutcomeRow, TargetFacts
 from tests import builders
 from tests.processes import typed
 
@@ -35,10 +34,7 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
             mode="cpu",
             host=HostFacts(name="rack7-n1", system="Linux", kernel="6.1", arch="x86_64", cpus=8, place=Place()),
             target=TargetFacts(kind="python", name="/home/ada/venv/bin/python", chosen="--python"),
-            plan=Plan(level="quick", checks=[], nproc=2),
             environment={"python": "3.12.3", "device_count": 0, "devices": []},
-            promises={},
-            snapshot=Snapshot(),
         )
         write(made, tmp_path / name)
         return tmp_path / name
