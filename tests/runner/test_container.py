@@ -20,14 +20,14 @@ class FakeContainer(Container):
     """A container that has ended, as the engine module shows it."""
 
     def __init__(self, code: int | None, *, oom: bool = False) -> None:
-        self.code, self.oom, self._polled_at = code, oom, 0.0
+        self.code, self.state, self._polled_at = code, {"OOMKilled": oom}, 0.0
 
     def wait(self, timeout: float) -> int | None:
         assert timeout == 0
         return self.code
 
-    def out_of_memory(self) -> bool:
-        return self.oom
+    def _state(self) -> dict[str, Any]:
+        return self.state
 
 
 @pytest.fixture

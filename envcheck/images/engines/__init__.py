@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -27,7 +28,6 @@ ContainerEngine = Literal["docker", "podman"]
 OWNER: Final = "envcheck.owner"
 # The devices of InfiniBand and RoCE; what NCCL registers with them is locked memory, of which most systems allow 8 MB.
 FABRIC: Final = "/dev/infiniband"
-UNLOCKED: Final = "--ulimit=memlock=-1"
 GPUS: Final = {"docker": "--gpus all", "podman": "--device nvidia.com/gpu=all"}  # what has a node's GPUs passed in
 # The log is cut at 1 MB, so that a flood fills no disk.
 _LOG: Final = {
@@ -39,7 +39,6 @@ _PUSHED: Final = re.compile(r"(?:digest: |\A)(sha256:[0-9a-f]{64})")
 _HOST: Final = re.compile(r"(?<!\S)([\w.-]*[.:][\w.:-]*)/")  # of a registry, in the name of an image
 _NO_IMAGE: Final = re.compile("no such image|not known|unable to find|no such object", re.IGNORECASE)
 _TIMEOUT: Final = 60.0
-_IMPORT_TIMEOUT: Final = 600.0
 _POLL: Final = 0.05
 _POLL_AT_MOST: Final = 0.2
 # A name, digest or id, and never an option: an engine's own words are stricter.
@@ -116,7 +115,7 @@ class Container:
             return None
         self._polled_at = time.monotonic()
         code = self.wait(0)
-        if code is not None and self.out_of_memory():
+        if code is not None and self._state().get("OOMKilled"):
             fix = "give the engine more, or run fewer ranks (--nproc)"
             refuse("the container ran out of memory", fix, UnavailableError)
         return code
@@ -135,10 +134,6 @@ class Container:
             if time.monotonic() >= deadline:
                 return None
             time.sleep(_POLL)
-
-    def out_of_memory(self) -> bool:
-        """Tell whether the kernel ended it for its memory limit."""
-        return bool(self._state().get("OOMKilled"))
 
     def logs(self) -> str:
         """Return the last lines it wrote to stdout and stderr."""
@@ -228,7 +223,7 @@ class Engine:
             # read nothing of the context that is mounted (podman-container-tools/podman#26020).
             words = "podman build --format=docker --pull=missing --no-cache --security-opt=label=disable"
             return words.split()
-        if not self._has_buildx():
+        if self.run("buildx", "version").status != 0:
             return ["docker", "build", "--progress=plain"]
         # The engine's own builder, named like its context: only that one sees a base that is in no registry.
         builder = [f"--builder={name}" for name in self._builder()]
@@ -237,7 +232,7 @@ class Engine:
 
     def demand_contexts(self) -> None:
         """Raise UnavailableError where the build command takes no named context (--build-context)."""
-        if self.name == "docker" and not self._has_buildx():
+        if self.name == "docker" and self.run("buildx", "version").status != 0:
             fix = "install docker-buildx, or leave --prefetch out"
         elif self.name == "podman" and "--build-context" not in self.run("build", "--help").output:
             fix = "use podman 4.2 or later, or leave --prefetch out"
@@ -257,9 +252,6 @@ class Engine:
         if not runs:
             message = f"{self.name} runs no {platform} programs here"
             raise UnavailableError(message, fix="install qemu-user-static, or build on such a machine")
-
-    def _has_buildx(self) -> bool:
-        return self.run("buildx", "version").status == 0
 
     def _builder(self) -> list[str]:
         context = self.run("context", "show")
@@ -311,7 +303,7 @@ class Engine:
             tar = Path(scratch) / "rootfs.tar"
             bootstrap.bootstrap(spec.base, spec.arch, packages, profile, tar)
             words = [self.name, "import", *([option] if foreign else []), str(tar), name]
-            subprocesses.output(words, timeout=_IMPORT_TIMEOUT)
+            subprocesses.output(words, timeout=600)
         return name
 
     def build(
@@ -384,28 +376,22 @@ class Engine:
             *([f"--shm-size={shm_size}"] if shm_size else []),
             *([f"--user={user}"] if user else []),
             *([GPUS[self.name].replace(" ", "=", 1)] if gpus else []),
-            *([f"--device={FABRIC}", UNLOCKED] if fabric else []),
+            *([f"--device={FABRIC}", "--ulimit=memlock=-1"] if fabric else []),
             *(_ALONE if network == "none" else [f"--network={network}"] if network else ()),
             f"--entrypoint={argv[0]}",
         ]
         identity = self.output("create", *options, image, *argv[1:]).split()[-1]
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.run, "rm", "--force", identity)
             if self.name == "podman":
                 self.output("init", identity)  # only this call says what is wrong with it
             words = [self.name, "start", "--attach", "--interactive", identity]
-            return self._started(Container(self, identity, subprocesses.attach(words)))
-        except BaseException:
-            self.run("rm", "--force", identity)
-            raise
-
-    def _started(self, container: Container) -> Container:
-        """Return a container once docker says that it runs, or ended; raise what is wrong with one that never did."""
-        try:
+            container = Container(self, identity, subprocesses.attach(words))
+            undo.callback(container.close)
+            # Until docker says that it runs, or ended; it raises what is wrong with one that never did.
             while self.name == "docker" and container._state().get("Status") == "created":  # noqa: SLF001 (of this file)
                 container.wait(_POLL)
-        except BaseException:
-            container.close()
-            raise
+            undo.pop_all()
         return container
 
     def _sweep(self) -> None:
@@ -501,12 +487,9 @@ def holder(image: str) -> tuple[Engine, ImageInfo]:
 
 def find(name: str = "auto") -> EngineName:
     """Return the engine meant by a name. `auto`: docker when one answers, else podman, else venv; none is started."""
-    for engine in get_args(ContainerEngine):
-        if name == engine:
-            connect(engine)
-        if name == engine or (name == "auto" and Engine(engine).answers()):
-            return engine  # type: ignore[no-any-return]  # one of the two
-    return "venv"
+    if name == "auto":
+        return next((engine for engine in get_args(ContainerEngine) if Engine(engine).answers()), "venv")
+    return "venv" if name == "venv" else connect(name).name
 
 
 def connect(name: str) -> Engine:
