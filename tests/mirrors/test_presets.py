@@ -163,7 +163,7 @@ default = true
 """
 UV_OLDER = 'extra-index-url = ["https://x.example"]\n[pip]\nindex-url = "https://a.example"\n'
 UV_ENVIRONMENT = {
-    "UV_DEFAULT_INDEX": "https://e.example",
+    "UV_DEFAULT_INDEX": " https://e.example ",  # uv ignores the blanks
     "UV_INDEX": "lab=https://l.example https://m.example/?a=b",
     "UV_FIND_LINKS": "/w1,/w2",
     "SSL_CERT_FILE": "/ca.pem",

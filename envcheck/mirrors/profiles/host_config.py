@@ -98,7 +98,7 @@ def uv_config(files: Iterable[tuple[PurePath, str]], environ: Mapping[str, str])
 def _uv_environment(environ: Mapping[str, str]) -> ClientConfig:
     named = [_url_of(entry) for entry in environ.get("UV_INDEX", "").split()]
     return ClientConfig(
-        index=_url_of(environ.get("UV_DEFAULT_INDEX", "")) or environ.get("UV_INDEX_URL") or None,
+        index=_url_of(environ.get("UV_DEFAULT_INDEX", "")) or _url_of(environ.get("UV_INDEX_URL", "")) or None,
         extra=named + environ.get("UV_EXTRA_INDEX_URL", "").split(),
         find_links=[part for part in environ.get("UV_FIND_LINKS", "").replace(",", " ").split() if part],
         cert=environ.get("SSL_CERT_FILE") or None,
@@ -106,9 +106,9 @@ def _uv_environment(environ: Mapping[str, str]) -> ClientConfig:
 
 
 def _url_of(entry: str) -> str:
-    """Return the URL of uv's `name=url`. An `=` inside the query of a URL does not separate."""
+    """Return the URL of uv's `name=url`, which may have blanks around it. An `=` inside a query does not separate."""
     name, separator, url = entry.partition("=")
-    return url if separator and "/" not in name else entry
+    return (url if separator and "/" not in name else entry).strip()
 
 
 def _uv_file(path: PurePath, text: str) -> ClientConfig:

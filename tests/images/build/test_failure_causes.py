@@ -77,9 +77,9 @@ def test_the_failing_step_is_told_from_the_others() -> None:
 
 
 def test_a_log_of_no_known_form_still_shows_its_end() -> None:
-    failure = explain("something\nelse entirely\n")
-    assert failure.lines == ["something", "else entirely"]
-    assert failure.cause is None
+    syntax = "failed to create LLB definition: dockerfile parse error line 3"
+    failure = explain(f"{syntax}\nfailed to receive status: rpc error: code = Canceled\n")
+    assert (failure.lines[0], len(failure.lines), failure.cause) == (syntax, 2, None)
 
 
 BUILDKIT = """\
