@@ -122,8 +122,8 @@ def read_policy(path: Path) -> Policy:
 def _key(name: str, path: Path) -> PublicKey:
     try:
         return load_public(path.parent / name)
-    except ConfigError as error:
-        refuse(f"{path}: proof.keys: {error.message}", "name public keys, relative to this file")
+    except (ConfigError, ValueError) as error:  # ValueError: a NUL in the path
+        refuse(f"{path}: proof.keys: {getattr(error, 'message', error)}", "name public keys, relative to this file")
 
 
 def _identities(proof: _ProofTable, path: Path) -> Identities | None:
@@ -139,8 +139,8 @@ def _identities(proof: _ProofTable, path: Path) -> Identities | None:
     try:
         identities = Identities(tuple(proof.identities), safe_files.read_whole(root, most=_MOST))
         identities.check()
-    except OSError as error:
-        refuse(f"{path}: proof.trusted_root: cannot read {root}: {error.strerror}", fix)
+    except (OSError, ValueError) as error:
+        refuse(f"{path}: proof.trusted_root: cannot read {root}: {getattr(error, 'strerror', error)}", fix)
     except ConfigError as error:
         refuse(f"{path}: proof.trusted_root: {error.message}", error.fix)
     return identities

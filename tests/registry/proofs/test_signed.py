@@ -89,6 +89,7 @@ PROOF = "[proof]\nkeys = ['gate.pub']\n"
         ("[prof]\nlevel = 'quick'\n", "unknown field `prof`"),
         ("[proof]\nkeys = 'gate.pub'\n", "Expected `array`, got `str` - at `$.proof.keys`"),
         ("[proof]\nkeys = ['gone.pub']\n", "proof.keys: "),
+        ('[proof]\nkeys = ["\\u0000"]\n', "proof.keys: embedded null byte"),
         ("[proof]\nkeys = ['gate']\n", "proof.keys: "),
         ("# none\n[proof]\nlevel = 'quick'\n", "proof.keys: no key: no proof would hold"),
         (f"{PROOF}required = ['']\n", "$.proof.required"),
