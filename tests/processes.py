@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 
-def program(name: str) -> str:
-    """Return a real server or client of this machine; skip without it."""
-    found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
+def program(name: str, path: str = "") -> str:
+    """Return a real server or client, on a search path or this machine's own; skip without it."""
+    found = shutil.which(name, path=f"{path or os.environ['PATH']}:/usr/sbin")
     if found is None:
         pytest.skip(f"no {name} here (`make test` unpacks it where apt is)")
     return found

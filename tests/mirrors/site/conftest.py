@@ -67,7 +67,9 @@ def running(
             words = [f"{word} user root;" if word == "daemon off;" else word for word in part.argv[1:]]
             log = stack.enter_context((root / f"logs/{part.name}.log").open("ab"))
             own = {**env, **part.environment}
-            process = subprocess.Popen([program(part.argv[0]), *words], cwd=root, env=own, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                [program(part.argv[0], env["PATH"]), *words], cwd=root, env=own, stdout=log, stderr=log
+            )
             stack.callback(process.wait, PATIENCE)
             stack.callback(process.terminate)
             processes[part.name] = process
