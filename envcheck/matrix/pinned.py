@@ -280,7 +280,7 @@ class _Judge:
         if cuda and cuda[1] != variant.cuda.partition(".")[0]:
             if wanted and pin.exact and key(pin.exact)[0] == key(wanted)[0]:
                 # GoogleCloudPlatform/scientific-computing-examples#157: torch loaded the older NCCL.
-                what = f"torch requires another CUDA's {pin.name}, which has the same files: one overwrites the other"
+                what = f"{pin.name} and torch's own of {variant.variant} have the same files: one overwrites the other"
                 yield PinFinding(pin.line, "P109", "outdated", what, "leave it out: torch brings its own")
             return
         # A lock's overrides are meant so; one command with both is refused.
@@ -325,8 +325,8 @@ class _Judge:
             said = (what, f"take the project's wheel for {torch.text}")
         elif torch and torch.exact and built and self._other_strings(pin, torch, variant):
             what = f"this wheel and this torch {torch.exact} have different C++ strings"
-            fix = "take the wheel with torch's strings (flash-attn 2.7.4.post1 for 2.6.0+cu124), or conda-forge's own"
-            said = (what, fix)
+            strings = "TRUE" if has_new_strings(torch.exact, variant, self.arch) else "FALSE (flash-attn 2.7 for 2.6)"
+            said = (what, f"take the project's wheel with cxx11abi{strings}; of conda-forge its own package")
         elif tag and allowed and not any(meets(f"3.{tag[1]}.{patch}", allowed) for patch in range(100)):
             what = f"this wheel is for Python 3.{tag[1]}, and here it is {allowed.strip('=.*')}"
             said = (what, "take the project's wheel for this Python")

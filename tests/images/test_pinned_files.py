@@ -256,6 +256,20 @@ def test_each_line_requirement_and_project_is_understood(name: str, text: str, e
     assert [f.id for f in findings(Document(name, text, kind_of(name)), Query())] == expected.split()
 
 
+@each(
+    ("torch", "wheel", "says"),
+    [
+        ("torch==2.4.1", f"{FLASH}torch2.4cxx11abiTRUE-l.whl", "wheel with cxx11abiFALSE"),
+        ("torch==2.6.0 -i https://x.y/whl/cu126", f"{FLASH}torch2.6cxx11abiFALSE-l.whl", "wheel with cxx11abiTRUE;"),
+        ("torch==2.13.0", "nvidia-nccl-cu12==2.21.5", "nccl-cu12 and torch's own of cu130 have the same files"),
+    ],
+)
+def test_what_is_beside_torch_is_told_from_what_torch_wants(torch: str, wheel: str, says: str) -> None:
+    text = f"pip install {torch}\npip install {wheel}"
+    [finding] = findings(Document("setup.sh", text, kind_of("setup.sh")), Query())
+    assert says in f"{finding.what}; {finding.fix};"
+
+
 @each(("text", "one", "two", "gpu", "expected"), MACHINES)
 def test_a_wheel_for_each_kind_of_machine_is_judged_for_its_own(
     text: str, one: str, two: str, gpu: str, expected: str

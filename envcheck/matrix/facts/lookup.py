@@ -197,7 +197,7 @@ _BRACKETS: Final = re.compile(r"\[([^\]]+)\]")
 _PCI_ID: Final = r"0\d{3}|[0-9a-fA-F]{4}:[0-9a-fA-F]{4}"
 # People and schedulers count: 4xA100, "8 x H100", "2 RTX 3090", a100:4; nvidia-smi's CSV begins with an index.
 _COUNT: Final = re.compile(
-    r"^\s*(?:\d{1,3} ?[xX*\u00d7] ?(?=\D|\d{4})|\d{1,2},? (?!GB|\d))|(?:(?:(?<=\d)|\s)[xX*\u00d7] ?|:)\d{1,3}\s*$"
+    r"^\s*(?:\d{1,3} ?[xX*\u00d7] ?(?=\D|\d{4})|\d{1,2},? (?!(?i:GB)|\d))|(?:(?:(?<=\d)|\s)[xX*\u00d7] ?|:)\d{1,3}\s*$"
 )
 # `nvidia-smi -L` puts the index before the name and the UUID behind it; so do collect_env and ComfyUI.
 _LISTED: Final = re.compile(

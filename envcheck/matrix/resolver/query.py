@@ -23,7 +23,7 @@ _BRANCH: Final = re.compile(r"(?P<branch>\d{3,4})(\.00)?", re.ASCII)
 _HEADER: Final = r"(?ai)(?:Driver|KMD) Version\s*:\s*([\d.]+)|NVRM version:.*Module.*?\s([\d.]+)(?:\s|\Z)"
 # A package of Ubuntu or Debian, its version, NVIDIA's installer, or a branch as NVIDIA's pages write it.
 _PACKAGED: Final = (
-    r"(?ai)(?:\d:|[a-z -]*(?:nvidia|driver)[a-z -]*[- ](?:(?:x86_|aarch)64-)?|[rv])?"
+    r"(?ai)(?:\d:|[a-z -]{0,40}(?:nvidia|driver)[a-z -]{0,40}[- ](?:(?:x86_|aarch)64-)?|[rv])?"
     r"(?:(\d{3}(?:\.\d+)+)(?:(?:-| \(?|\.run)[-+.~)\w]*)?|(\d{3})(?:-(?:server|open|headless|dkms))*)"
 )
 # Windows' own form: 31.0.15.3598 is 535.98.
@@ -40,7 +40,10 @@ _CUDA_WORDS: Final = (
 )
 # As torch's messages, nvcc and get_device_capability() write it: sm_120, compute_120, 120, (12, 0).
 _CC_WORDS: Final = r"(?ai)\A\(?(?:sm_?|compute_)?(?!1\d\Z)(\d{1,2}?)[., ]{0,2}(\d)[af]?\)?\Z"
-_PYTHON_WORDS: Final = r"(?ais)\A(?:(?:c?python|py|cp)(?: version:)?[ =-]*3\.?|3\.)(\d+t?)(?:\.(?:\d|x\Z|\*).*)?\Z"
+# Of a free-threaded Python, 3.13.0t, only 3.13t may be made: it has wheels of its own.
+_PYTHON_WORDS: Final = (
+    r"(?ais)\A(?:(?:c?python|py|cp)(?: version:)?[ =-]*3\.?|3\.)(\d+t?)(?:\.(?:\d(?!\d*t|.*free.thread)|x\Z|\*).*)?\Z"
+)
 _TORCH_WORDS: Final = r"(?i)\A(?:(?:py)?torch(?: version:|-)?|v(?=\d))\s*"
 _RELEASE_FIELDS: Final = 3
 _VERSIONS: Final = ("torch", "variant", "cuda", "python", "driver")
@@ -78,8 +81,10 @@ def normalized(query: Query) -> Query:
         refuse(f"--torch {query.torch} is NVIDIA's own, in its containers alone", "give its release, e.g. 2.10")
     if query.variant is None and query.cuda is not None and _VARIANT.fullmatch(query.cuda.lower()):
         query = query.replace(variant=query.cuda.lower(), cuda=None)
-    driver = re.sub(_OF_WINDOWS, r"\1\2.\3", query.driver or "")
-    header = None if DRIVER_VERSION.fullmatch(driver) else re.search(_HEADER, driver) or re.fullmatch(_PACKAGED, driver)
+    driver = query.driver and re.sub(_OF_WINDOWS, r"\1\2.\3", query.driver)
+    header = None
+    if driver and not DRIVER_VERSION.fullmatch(driver):
+        header = re.search(_HEADER, driver) or re.fullmatch(_PACKAGED, driver)
     python = query.python and re.sub(_PYTHON_WORDS, r"3.\1", query.python)
     cuda = query.cuda and _PATCH.sub(r"\1", re.sub(_CUDA_WORDS, r"\1.\2", query.cuda))
     torch, _, local = re.sub(_TORCH_WORDS, "", query.torch or "").partition("+")
@@ -89,9 +94,9 @@ def normalized(query: Query) -> Query:
     return query.replace(
         torch=None if torch.lower() in {"latest", "newest", "stable"} else torch or None,
         variant=query.variant or local or None,
-        cuda=cuda or None,
-        python=python or None,
-        driver=header[header.lastindex or 0] if header else driver or None,
+        cuda=cuda,
+        python=python,
+        driver=header[header.lastindex or 0] if header else driver,
     )
 
 
