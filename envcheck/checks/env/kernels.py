@@ -66,7 +66,7 @@ ABSENT = (
     r"No execution plans support|Could not run 'aten|requires all the params to be|unexpected keyword argument|"
     r"do(es)?(n't| not) support|[Uu]nsupported|No module named .torch.nn.attention"
 )
-LACKING = rf"MemoryError|not enough memory|{process_group.OUT_OF_GPU_MEMORY}"
+LACKING = rf"MemoryError|an('t|not) allocate memory|{process_group.OUT_OF_GPU_MEMORY}"
 # cuBLAS, "Status Types": an error of the CUDA runtime or the hardware, too. It is a lack where less than this is free.
 UNSURE, ROOM = "_STATUS_NOT_INITIALIZED", 1 << 30
 # The operator families, one a line: names | inputs | sizes | options | call. Families that differ in a word share a
@@ -311,10 +311,9 @@ class Survey:
                 made = results(self.torch, row, grain, name, self.device)
                 error = max(apart(self.torch, *pair, name) for pair in zip(made, references[grain]))
             except Exception as raised:  # what an operator raises is the finding
-                told = f"{type(raised).__name__}: {raised}"
-                if re.search(LACKING, told) and not (UNSURE in told and self.torch.cuda.mem_get_info()[0] >= ROOM):
+                text = process_group.quoted(raised)
+                if re.search(LACKING, text) and not (UNSURE in text and self.torch.cuda.mem_get_info()[0] >= ROOM):
                     raise  # others hold the memory, which is no fault of an operator
-                text = f"{type(raised).__name__}: {(str(raised).strip().splitlines() or [''])[0][:200]}"
                 if re.search(ABSENT, text):
                     self.found["absent"][f"{row.name} {name}"] = text
                 else:
@@ -424,7 +423,7 @@ def subnormals(torch: Any, device: Any) -> list[str]:
 
 
 def _witness(rank: Rank, share: tuple[Any, ...]) -> Measured:
-    """Run a second process without vector units; return its file, or why there is none. Raise OSError as run does."""
+    """Run a second process without vector units. Return the file of its results, or its error."""
     target = str(Path(rank.scratch, f"scalar{rank.rank}.pt"))
     command, environment = subprocesses.of_envcheck(__name__, f"be_witness({target!r}, {share!r})")
     done = subprocesses.run(command, PATIENCE, environment={**environment, **SCALAR, "OMP_NUM_THREADS": "1"})

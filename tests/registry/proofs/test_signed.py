@@ -209,7 +209,7 @@ def test_what_was_signed_as_a_promotion_is_read_and_nothing_else(
     older = sign(OLDER, attachments.PROMOTION_TYPE, key)
     assert moved(policy, older) == ""
     assert "nobody promoted" in moved(policy, sign(OLDER, attachments.PROMOTION_TYPE, other_key))
-    # A signature of a proof is none of a promotion, whatever the bytes.
+    # The signature of a proof does not sign a promotion, even with the same bytes.
     assert "nobody promoted" in moved(policy, sign(OLDER, statements.PAYLOAD_TYPE, key))
     for newer in (
         OLDER.replace(b"promotion/1", b"promotion/2"),
@@ -219,7 +219,7 @@ def test_what_was_signed_as_a_promotion_is_read_and_nothing_else(
         OLDER.replace(f"registry.example/torch:{ALIAS}".encode(), b""),
     ):
         assert newer != OLDER
-        # It may be the newest, and does not let an older one count; a stranger's is none.
+        # One of the signer that cannot be read may be the newest, so the older does not count; a stranger's is ignored.
         assert "a signed promotion cannot be read" in moved(policy, older, sign(newer, attachments.PROMOTION_TYPE, key))
         assert moved(policy, older, sign(newer, attachments.PROMOTION_TYPE, other_key)) == ""
 
